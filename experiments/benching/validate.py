@@ -31,9 +31,9 @@ from experiments.validating.profiling import (
     profile_runs,
     run_case,
 )
-from experiments.validating.stages import LawPoint
 from persia_sim.base.schema import Within, parse
 from persia_sim.base.vocabulary import Mode
+from runtime.run.laws import LawPoint
 
 RESULTS = "measured.jsonl"
 PREDICTIONS = "predictions.json"

@@ -21,7 +21,6 @@ from experiments.result_cache import ResultCache
 from experiments.tables import Column, leave, table
 from experiments.validating.cases import Case
 from experiments.validating.schedule import need_of, scenario_of
-from experiments.validating.stages import STAGES, Stages
 from persia_sim.base.chrome import Span
 from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import Mode, Stage
@@ -32,6 +31,7 @@ from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from runtime.embedding.server import READ, REFRESH, UPDATE
+from runtime.run.stage_times import STAGES, Stages
 
 MODES = (Mode.SYNC, Mode.LOOKAHEAD, Mode.RAW_HYBRID, Mode.HYBRID, Mode.ASYNC)
 HOST = "this host"

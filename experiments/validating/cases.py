@@ -7,8 +7,6 @@ from functools import cache
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.source import rebatch
@@ -211,17 +209,13 @@ _FEW_STEPS = 60
 @cache
 def _counted(bag: int, size: int, ranks: int, steps: int) -> tuple[float, float, float]:
     """Ids and distinct ids of a batch, and the share of the latter whose rows are made."""
-    count = steps * ranks
-    ids = []
-    occurrences = 0
-    for batch in islice(rebatch(Case(bag=bag).source().chunks("train"), size), count):
-        ids.append(np.unique(batch.ids))
-        occurrences += len(batch.ids)
-    held = np.array([len(ids_of_server) for ids_of_server in ids])
-    first = np.unique(np.concatenate(ids), return_index=True)[1]
-    new = np.bincount(np.searchsorted(held.cumsum(), first, side="right"), minlength=count)
+    from runtime.run.stage_times import count_ids  # late: loads the kernels
+
+    batches = rebatch(Case(bag=bag).source().chunks("train"), size)
+    counts = count_ids(islice(batches, steps * ranks))
     warm = steps // 3 * ranks
-    return occurrences / count, float(held.mean()), float(new[warm:].sum() / held[warm:].sum())
+    new = counts.created[warm:].sum() / counts.distinct[warm:].sum()
+    return float(counts.occurrences.mean()), float(counts.distinct.mean()), float(new)
 
 
 def weights_of(inputs: int, hidden: tuple[int, ...]) -> int:

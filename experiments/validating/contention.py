@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from experiments.validating.stages import STAGES, Stages
 from persia_sim.base.vocabulary import Mode
+from runtime.run.stage_times import STAGES, Stages
 
 _SWEEPS = 60
 

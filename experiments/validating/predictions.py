@@ -27,10 +27,12 @@ from experiments.validating.profiling import (
     fit_profile,
 )
 from experiments.validating.schedule import Schedule, contended
-from experiments.validating.stages import STAGES, LawPoint, Stages, costs_by_law, parts_of
+from experiments.validating.stages import costs_by_law
 from persia_sim.base.files import atomic_write
 from persia_sim.base.rules import require
 from persia_sim.base.vocabulary import Mode
+from runtime.run.laws import LawPoint
+from runtime.run.stage_times import STAGES, Stages, parts_of
 
 GOALS = {"mean": 0.06, "largest": 0.20, "knee": 1.0, "histogram": 0.05, "bytes": 0.01}
 """Errors of throughput, of a knee in steps of tau, of a histogram of staleness in total variation,

@@ -1,8 +1,7 @@
 """The profile of this host: short runs of sync with one rank, in two configurations.
 
-Stages timed alone in a loop are up to ten times too fast: their rows and vectors lie in the cache
-and nobody else wants the interpreter. So laws come from runs. What ranks cost each other by being
-on one host comes from two such runs at once, which know nothing of each other.
+What a stage costs comes from runs by themselves (`runtime/run/stage_times.py`). What ranks cost
+each other by being on one host comes from two such runs at once, which know nothing of each other.
 """
 
 from __future__ import annotations
@@ -19,24 +18,26 @@ from experiments.validating.cases import Case, held_by
 from experiments.validating.contention import Host, burdens, threads
 from experiments.validating.link import Apart
 from experiments.validating.stages import (
-    OF_A_MODE,
-    STAGES,
+    TERMS,
     Costs,
     Hindered,
-    HostLaw,
-    LawPoint,
-    Stages,
-    StageTimes,
     TimedCalls,
-    TimedSpans,
     costs_by_law,
-    fit_law,
-    measured_stages,
     shares_of,
     step_durations_of,
 )
 from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import Mode
+from runtime.run.laws import LawPoint, LinearLaw, fit_law
+from runtime.run.stage_times import (
+    OF_A_MODE,
+    STAGES,
+    Drawn,
+    Stages,
+    StageTimes,
+    TimedSpans,
+    measured_stages,
+)
 
 if TYPE_CHECKING:
     from runtime.rank.parts import Parts  # loads torch
@@ -72,26 +73,6 @@ class MeasuredRun:
 LINK_TOLERANCE = 0.05
 """A run on a link that is further off its rate is repeated once, then left out where others
 suffice."""
-
-
-class Drawn:
-    """A stream whose first samples are drawn already, so that no rank draws while it is timed."""
-
-    def __init__(self, source: Any, samples: int) -> None:
-        self._source = source
-        self._chunks: list[Any] = []
-        for chunk in source.chunks("train"):
-            self._chunks.append(chunk)
-            samples -= chunk.size
-            if samples <= 0:
-                break
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def chunks(self, part: str) -> Any:
-        """Chunks as the stream has them; the training part ends with what is drawn."""
-        return iter(self._chunks) if part == "train" else self._source.chunks(part)
 
 
 @lru_cache(maxsize=1)  # it takes half as long as training on it, and most cases have the same
@@ -238,7 +219,7 @@ def profile_runs(hosts: int = 1) -> list[ProfileRun]:
 class Profile:
     """Laws of this host, and what its threads cost each other."""
 
-    laws: Mapping[str, HostLaw]
+    laws: Mapping[str, LinearLaw]
     host: Host
 
 
@@ -260,7 +241,7 @@ def fit_profile(runs: Runs, loops: Mapping[str, Sequence[LawPoint]], cores: int)
     return Profile(laws, Host(cores, dense_cv=float(np.median(spreads))))
 
 
-def fit_laws(runs: Runs, loops: Mapping[str, Sequence[LawPoint]]) -> dict[str, HostLaw]:
+def fit_laws(runs: Runs, loops: Mapping[str, Sequence[LawPoint]]) -> dict[str, LinearLaw]:
     """The laws of loops, and of stages in the runs by themselves."""
     points = {name: list(in_loop) for name, in_loop in loops.items()}
     for run, repeats in runs.items():
@@ -279,10 +260,10 @@ def fit_laws(runs: Runs, loops: Mapping[str, Sequence[LawPoint]]) -> dict[str, H
         for name, seconds in seconds_of.items():
             points.setdefault(name, []).append(LawPoint(at, seconds))
 
-    return {name: fit_law(name, of_law) for name, of_law in points.items()}
+    return {name: fit_law(TERMS[name], of_law) for name, of_law in points.items()}
 
 
-def fit_host(laws: Mapping[str, HostLaw], both: Runs, cores: int) -> Host:
+def fit_host(laws: Mapping[str, LinearLaw], both: Runs, cores: int) -> Host:
     """From runs of which two go on at once: memory from CPU times, the variation from dense steps,
     waiting from the clock beside CPU."""
     costs = {

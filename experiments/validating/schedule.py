@@ -17,7 +17,7 @@ import numpy as np
 from experiments.validating.cases import Case, Travels, travels
 from experiments.validating.contention import Host, burdened, burdens, threads
 from experiments.validating.link import HEADER_EFFICIENCY, bucket_bytes
-from experiments.validating.stages import Costs, Stages, shares_of
+from experiments.validating.stages import Costs, shares_of
 from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.demand import Demand, Fetch, demand
@@ -30,6 +30,7 @@ from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.report.measure import rank_durations, steady_steps, throughput
 from persia_sim.report.row_staleness import staleness
+from runtime.run.stage_times import Stages
 
 _AN_ANSWER = 1e-6  # bytes: the simulator takes none at all for a push, which is not answered
 _BUFFERS = ("forwarded", "on_gpu", "backward", "copied_back")  # between a rank's threads

@@ -1,32 +1,25 @@
 """Measure what each stage costs on this machine, as the laws that the simulator reads.
 
-A law is affine: seconds = fixed + per item * items. It is fitted on medians of repeated calls of
-the very functions that training uses, and says its range and its residual spread.
+A law is affine: seconds = fixed + per item * items. Stages are timed in short runs of sync with one
+rank, at several batch sizes (`stage_times`): with one thread by its CPU clock, which other work on
+the machine does not lengthen, else by the wall clock. What a GPU does is no thread's work: a step
+of the network there, and the copies around it, are called by themselves and waited for.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import chain, count, islice, repeat
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import replace
+from itertools import chain, islice, repeat
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
-from scipy.optimize import nnls
-from torch.multiprocessing.spawn import start_processes
 
-from persia_sim.base.trace import TraceRecorder
 from persia_sim.base.vocabulary import Mode
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
-from runtime.data.batch import Batch, Layout
+from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.data.source import Source, rebatch
 from runtime.dense.optimizer import make_optimizer
@@ -34,19 +27,30 @@ from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Pooling
 from runtime.embedding.native.store import NativeStore, use_threads
-from runtime.embedding.store import EmbeddingStore
-from runtime.engines.open import rows_of
-from runtime.process import enter_process
+from runtime.embedding.server import READ
 from runtime.rank.learner import Gradients, Learner
-from runtime.rank.parts import assemble, tables_of
+from runtime.rank.parts import assemble
 from runtime.rank.staging import Staged, StreamStaging, open_staging
 from runtime.run.folder import environment
-from runtime.stop import Stop
+from runtime.run.laws import (
+    LawPoint,
+    Measurement,
+    fit,
+    fit_bytes,
+    fit_fixed,
+    fit_reads,
+    median_of,
+)
+from runtime.run.process_costs import RANKS, REPEATS, SUMMED_BYTES, server_calls, summed
+from runtime.run.stage_times import Drawn, count_ids, measured_stages, timed_run
 
 SCHEMA = 3
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 BATCHES = (64, 192, 512, 1536, 4096)
-REPEATS = 15
+LEAST_STEPS, MOST_STEPS = 18, 240
+RUN_SAMPLES = 36_864
+"""A run has so many samples, but not fewer or more steps than these; its first third is left
+out."""
 NO_COPIES = "none: the host's memory is the device's"
 COPIES = "measured: through pinned memory, the bus and the launch in one"
 _CHUNKS = 2
@@ -56,8 +60,8 @@ that only the mean batch of many costs what loading costs."""
 
 def measurements(processes: bool = True, device: str = "cpu") -> int:
     """How many times `measure_profile` tells of one."""
-    stages = 7 + 2 * processes + 2 * (device != "cpu")
-    return stages * len(BATCHES) + len(SUMMED_BYTES) * processes
+    each = 2 + 2 * processes + 3 * (device != "cpu")
+    return each * len(BATCHES) + len(SUMMED_BYTES) * processes
 
 
 def measure_profile(
@@ -96,30 +100,24 @@ def measure_profile(
             " largest batch that is measured; name a larger data set"
         )
 
-    # Every stage of a step at every batch size.
-    learner = assemble(config, source).learner
-    flops = 6 * sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
+    # Laws from the points of all sizes: a fixed time and one for each item or byte.
     batches = [largest.rows(0, size) for size in BATCHES]
-    measured: dict[str, list[Measurement]] = {}
-    rates = []
-    for batch in batches:
-        stages = _measure(config, learner, source, batch, on_measured)
-        rates.append((batch.size, flops * batch.size / stages.pop("dense").seconds))
-        for stage, measurement in stages.items():
-            measured.setdefault(stage, []).append(measurement)
-
-    # Laws from the points: a fixed time and one for each item or byte.
-    copied = [stage for stage in measured if stage.startswith("copy")]
-    laws = {s: (fit_bytes if s in copied else fit)(points) for s, points in measured.items()}
+    learner = assemble(config, source).learner
+    points, reads = _points(learner, source, batches, on_measured)
+    flops = 6 * sum(p.numel() for p in learner.model.parameters() if p.dim() == 2)
+    rates = [(int(p.items), flops * p.items / p.seconds) for p in points.pop("dense")]
+    copied = [stage for stage in points if stage.startswith("copy")]
+    laws = {s: (fit_bytes if s in copied else fit)(of) for s, of in points.items()}
+    laws |= fit_reads(reads)
     more: dict[str, Any] = {}
     if processes:
         calls = server_calls(config, source.layout, batches, on_measured)
         laws["worker_rpc"] = fit_fixed(calls)
-        points = summed(on_measured)
+        sums = summed(on_measured)
         more["all_reduce"] = {
             "ranks": RANKS,
-            **fit_bytes(points),
-            "fitted_bytes": [points[0].items, points[-1].items],
+            **fit_bytes(sums),
+            "fitted_bytes": [sums[0].items, sums[-1].items],
         }
 
     # Beside the laws, on what they were measured.
@@ -140,6 +138,29 @@ def measure_profile(
     }
 
 
+def _points(
+    learner: Learner,
+    source: Source,
+    batches: Sequence[Batch],
+    on_measured: Callable[[], object],
+) -> tuple[dict[str, list[Measurement]], list[LawPoint]]:
+    """By stage, and of reading rows, a measurement for each batch: in a run of batches of its size,
+    and of a GPU what that does by itself."""
+    points: dict[str, list[Measurement]] = {}
+    reads: list[LawPoint] = []
+    for batch in batches:
+        found = _in_a_run(learner.config, source, batch.size)
+        on_measured()
+        load_s = _loading_s(source, batch.size)
+        on_measured()
+        apart = _on_a_device(learner, batch, on_measured)
+        stages = found.stages | {"load": Measurement(batch.size, load_s)} | apart
+        reads += found.reads
+        for stage, measurement in stages.items():
+            points.setdefault(stage, []).append(measurement)
+    return points, reads
+
+
 def _threads(count: int) -> str:
     return "one thread" if count == 1 else f"{count} threads"
 
@@ -158,25 +179,81 @@ def _loading_s(source: Source, size: int) -> float:
     return (time.perf_counter() - began) / batches
 
 
-def _measure(
-    config: TrainConfig,
-    learner: Learner,
-    source: Source,
-    batch: Batch,
-    on_measured: Callable[[], object],
-) -> dict[str, Measurement]:
-    """Every stage on one batch, a step of the dense network among them; items of a copy are bytes.
+class _Run(NamedTuple):
+    """What the stages of one batch took in a run."""
 
-    The mean of loading holds whole chunks of the source.
+    stages: dict[str, Measurement]
+    reads: list[LawPoint]
+    """Reading the rows of a batch while many are new, and while few are."""
+
+
+def _in_a_run(config: TrainConfig, source: Source, batch: int) -> _Run:
+    """The stages of a batch of so many samples in a run of sync with one rank.
+
+    Samples are drawn before it; what drawing costs is the law of loading.
     """
+    # Train so many steps, every span timed.
+    steps = max(LEAST_STEPS, min(MOST_STEPS, RUN_SAMPLES // batch))
+    drawn = Drawn(source, steps * batch)
+    config = replace(
+        config,
+        sync=SyncConfig(mode=Mode.SYNC),
+        engine=replace(config.engine, executor="concurrent", timeline=True),
+        batch=batch,
+        steps=steps,
+    )
+    parts = assemble(config, drawn)
+    with closing(parts):
+        spans = timed_run(parts)
+    first = steps // 3
+    by_cpu = config.engine.threads == 1
+    times = measured_stages(spans, first, prefetches=False)
+    took = times.cpu if by_cpu else times.wall
 
-    # The clock of every stage: the median of some repeats.
+    # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.
+    counts = count_ids(islice(rebatch(drawn.chunks("train"), batch), steps))
+    met = float(counts.occurrences[first:].mean())
+    distinct = float(counts.distinct[first:].mean())
+    dense_s = sum(took[stage] for stage in ("forward", "backward", "check", "update"))
+    stages = {
+        "server_update": Measurement(distinct, took["push"]),
+        "worker_forward": Measurement(met, took["load"]),
+        "worker_pool": Measurement(met, took["pool"]),
+        "worker_scatter": Measurement(met, took["scatter"]),
+        "dense": Measurement(batch, max(dense_s, 1e-9)),
+    }
+
+    # Rows are made by their first reading: most in the first third, fewer behind it.
+    reads = []
+    of_rows = [span for span in spans if span.stage == READ]
+    for part in (range(first), range(first, steps)):
+        seconds = [s.cpu_s if by_cpu else s.wall_s for s in of_rows if s.step in part]
+        at = {
+            "one": 1.0,
+            "distinct": float(counts.distinct[part].mean()),
+            "created": float(counts.created[part].mean()),
+        }
+        reads.append(LawPoint(at, sum(seconds) / len(part)))
+    return _Run(stages, reads)
+
+
+def _on_a_device(
+    learner: Learner, batch: Batch, on_measured: Callable[[], object]
+) -> dict[str, Measurement]:
+    """A step of the network and copies where these are a GPU's; nothing without one.
+
+    Items of a copy are bytes.
+    """
+    staging = open_staging(learner.device, learner.dtype)
+    if not isinstance(staging, StreamStaging):
+        return {}
+
+    # The clock: the median of some repeats, without what is prepared before and cleared behind.
     def timed(
         work: Callable[..., object],
         prepare: Callable[[], tuple[Any, ...]] = tuple,
         clear: Callable[[Any], object] = lambda result: None,
     ) -> float:
-        """Seconds of ``work`` alone, not of what it is given, nor of clearing up behind it."""
         times = []
         for _ in range(REPEATS):
             given = prepare()
@@ -185,44 +262,21 @@ def _measure(
             times.append(time.perf_counter() - began)
             clear(result)
         on_measured()
-        return _median(times)
+        return median_of(times)
 
-    # The first read creates all rows: what it takes more than others is their creation.
-    store = NativeStore(learner.layout, [config.rows], seed=0)
-    server = store.servers[0]
-    pool = Pooling(learner.layout.fields, dict.fromkeys(store.tables, config.rows.dim))
+    # The vectors of the batch, as a step has them.
+    rows = learner.config.rows
+    store = NativeStore(learner.layout, [rows], seed=0)
+    pool = Pooling(learner.layout.fields, dict.fromkeys(store.tables, rows.dim))
     handle = store.begin(0, 0, batch)
-    plans = handle.plans
-    values = handle.values
-    began = time.perf_counter()
-    server.read(handle)
-    created_s = time.perf_counter() - began
-    vectors = pool.forward(batch, plans, values)
-    slopes = FieldVectors(np.ones_like(vectors.pooled), {}, {})
-    rows = pool.backward(batch, plans, slopes)
-    # A worker merges, sums and scatters every occurrence of an id; distinct ones go to a server.
-    met = len(batch.ids)
-    distinct = sum(len(plan.ids) for plan in plans.values())
-    measured = {
-        "load": Measurement(batch.size, _loading_s(source, batch.size)),
-        "server_lookup": Measurement(distinct, timed(lambda: server.read(handle))),
-        "server_update": Measurement(distinct, timed(lambda: server.apply([(handle, rows)]))),
-        "worker_forward": Measurement(met, timed(lambda: store.begin(0, 0, batch))),
-        "worker_pool": Measurement(met, timed(lambda: pool.forward(batch, plans, values))),
-        "worker_scatter": Measurement(met, timed(lambda: pool.backward(batch, plans, slopes))),
-    }
-    on_measured()  # of the loading
-    create_s = created_s - measured["server_lookup"].seconds
-    measured["server_create"] = Measurement(distinct, max(0.0, create_s))
-
-    # A whole dense step, and the copies around it where there is a GPU.
-    dense_s = _dense_step_s(config, learner, batch, vectors, handle, timed)
-    copies = _copies(learner, batch, vectors, timed)
-    return measured | copies | {"dense": Measurement(batch.size, max(dense_s, 1e-9))}
+    store.servers[0].read(handle)
+    vectors = pool.forward(batch, handle.plans, handle.values)
+    dense_s = _dense_step_s(learner, batch, vectors, handle, timed)
+    copies = _copies(staging, learner, batch, vectors, timed)
+    return copies | {"dense": Measurement(batch.size, max(dense_s, 1e-9))}
 
 
 def _dense_step_s(
-    config: TrainConfig,
     learner: Learner,
     batch: Batch,
     vectors: FieldVectors,
@@ -230,7 +284,7 @@ def _dense_step_s(
     timed: Callable[..., float],
 ) -> float:
     """Seconds of forward, backward and optimiser on a batch that is at the device."""
-    optimizer = make_optimizer(config, learner.model)
+    optimizer = make_optimizer(learner.config, learner.model)
 
     # Before the clock starts, the batch is brought to the device.
     def arrived() -> tuple[Staged | None]:
@@ -257,16 +311,16 @@ def _dense_step_s(
 
 
 def _copies(
-    learner: Learner, batch: Batch, vectors: FieldVectors, timed: Callable[..., float]
+    staging: StreamStaging,
+    learner: Learner,
+    batch: Batch,
+    vectors: FieldVectors,
+    timed: Callable[..., float],
 ) -> dict[str, Measurement]:
     """A batch on its way to a GPU, and its rows' gradients on their way back; items are bytes.
 
     From pinned memory, into which training pools.
     """
-    # Without a GPU nothing is copied.
-    staging = open_staging(learner.device, learner.dtype)
-    if not isinstance(staging, StreamStaging):
-        return {}
 
     # Pinned memory is filled before the clock starts.
     def pooled() -> tuple[FieldVectors]:
@@ -308,152 +362,3 @@ def _settle_computing(device: torch.device) -> None:
     """The network is done; copies of its gradients may be under way."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-def fit(points: list[Measurement]) -> dict[str, Any]:
-    """The affine law with non-negative terms that is nearest relative to each measurement."""
-    seconds = np.array([p.seconds for p in points])
-    items = np.array([p.items for p in points])
-    scale = np.maximum(seconds, 1e-9)
-    terms = np.column_stack([np.ones_like(items), items]) / scale[:, None]
-    (fixed_s, per_item_s), _ = nnls(terms, seconds / scale)
-    residuals = (fixed_s + per_item_s * items) / scale - 1
-    return {
-        "fixed_s": float(fixed_s),
-        "per_item_s": float(per_item_s),
-        "spread": float(np.std(residuals)),
-        "fitted_items": [float(items.min()), float(items.max())],
-    }
-
-
-def fit_fixed(points: list[Measurement]) -> dict[str, Any]:
-    """The median of all measurements: what a call costs holds no ids, and the spread says how far
-    that is true."""
-    seconds = [p.seconds for p in points]
-    items = [p.items for p in points]
-    fixed_s = statistics.median(seconds)
-    spread = float(np.std(seconds)) / max(fixed_s, 1e-9)
-    return {"fixed_s": fixed_s, "spread": spread, "fitted_items": [min(items), max(items)]}
-
-
-def fit_bytes(points: list[Measurement]) -> dict[str, Any]:
-    """Fit (see `fit`) where items are bytes: of a copy, or that each rank brings to a sum."""
-    law = fit(points)
-    return {"fixed_s": law["fixed_s"], "per_byte_s": law["per_item_s"], "spread": law["spread"]}
-
-
-def _median(seconds: list[float]) -> float:
-    """Without the first two, which warm up."""
-    return statistics.median(seconds[min(2, len(seconds) - 1) :])
-
-
-RANKS = 2
-"""Processes whose gradients are summed."""
-SUMMED_BYTES = tuple(4 * 2**exponent for exponent in (12, 15, 17, 19, 22))
-"""Bytes of the vectors that they sum: a bias or two to an MLP of millions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Median seconds of one stage for one number of items."""
-
-    items: float
-    seconds: float
-
-
-def server_calls(
-    config: TrainConfig,
-    layout: Layout,
-    batches: Sequence[Batch],
-    on_measured: Callable[[], object] = lambda: None,
-) -> list[Measurement]:
-    """Seconds that one call of a server process takes beyond the same work in this process; items
-    are distinct ids.
-
-    A batch calls twice, for its rows and with their gradients: a call is the mean of both.
-    """
-    sync = SyncConfig(mode=Mode.SYNC)
-    here = replace(config, sync=sync, engine=replace(config.engine, executor="concurrent"))
-    there = replace(here, engine=replace(here.engine, servers=1))
-    measured = []
-    for settings in (here, there):
-        with closing(_opened(settings, layout)) as store:
-            steps = count()
-            measured.append([_both_calls(store, batch, steps, on_measured) for batch in batches])
-    return [
-        Measurement(inside.items, max(0.0, outside.seconds - inside.seconds) / 2)
-        for inside, outside in zip(*measured, strict=True)
-    ]
-
-
-def _opened(config: TrainConfig, layout: Layout) -> EmbeddingStore:
-    open_rows = rows_of(config)
-    tables = list(tables_of(config, layout, {}).values())
-    store = open_rows(config, layout, tables, TraceRecorder(keep=False), Stop()).store
-    store.begin_leg([0])
-    return store
-
-
-def _both_calls(
-    store: EmbeddingStore, batch: Batch, steps: Iterator[int], on_measured: Callable[[], object]
-) -> Measurement:
-    """Distinct ids of the batch, and the median seconds of its lookup and push."""
-    # Gradients are made as a step makes them, and that is not timed.
-    dims = {name: table.dim for name, table in store.tables.items()}
-    pool = Pooling(store.layout.fields, dims)
-    distinct = 0
-    times = []
-
-    # A lookup, and a push until the server has applied it.
-    for step in islice(steps, REPEATS):
-        handle = store.begin(0, step, batch)
-        distinct = sum(len(plan.ids) for plan in handle.plans.values())
-        began = time.perf_counter()
-        store.look_up(handle)
-        looked_up = time.perf_counter() - began
-        vectors = pool.forward(batch, handle.plans, handle.values)
-        slopes = FieldVectors(np.ones_like(vectors.pooled), {}, {})
-        rows = pool.backward(batch, handle.plans, slopes)
-        began = time.perf_counter()
-        store.give((handle, rows))
-        store.drain()
-        times.append(looked_up + time.perf_counter() - began)
-    on_measured()
-    return Measurement(distinct, _median(times))
-
-
-def summed(on_measured: Callable[[], object] = lambda: None) -> list[Measurement]:
-    """Seconds of an all-reduce over `RANKS` processes of this host; items are bytes of a rank."""
-    answers = multiprocessing.get_context("forkserver").SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:
-        given = str(Path(folder, "store")), REPEATS, answers
-        start_processes(_sum, given, nprocs=RANKS, start_method="forkserver")  # type: ignore[no-untyped-call]
-    for _ in SUMMED_BYTES:
-        on_measured()
-    return [Measurement(*answers.get()) for _ in SUMMED_BYTES]
-
-
-def _sum(rank: int, file: str, repeats: int, answers: Any) -> None:
-    """A process: sum vectors of all sizes with the others; the first one tells."""
-    import torch.distributed as dist
-
-    enter_process()
-    # Meet the other processes through a file: no port of this host is taken.
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may be any card's
-    store = dist.FileStore(file, RANKS)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-
-    # All begin together, so that one's delay is not another's sum.
-    for size_bytes in SUMMED_BYTES:
-        gradient = torch.zeros(size_bytes // 4)
-        times = []
-        for _ in range(repeats):
-            dist.barrier()
-            began = time.perf_counter()
-            dist.all_reduce(gradient)
-            times.append(time.perf_counter() - began)
-        if rank == 0:
-            answers.put((size_bytes, _median(times)))
-    dist.barrier()
-    dist.destroy_process_group()

@@ -12,7 +12,6 @@ from experiments.result_cache import ResultCache
 from experiments.studies import ablation, modes_timeline, sharded_map
 from experiments.studies.ablation import ALL_ON, HALF_ROWS, MERGING, VARIANTS, WINDOW
 from experiments.studies.modes_timeline import recorded_bars, simulated_bars
-from experiments.validating.stages import STAGES
 from persia_sim.base.chrome import Span
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer, shared
@@ -26,6 +25,7 @@ from persia_sim.report.compare import launching_s
 from persia_sim.report.measure import throughput
 from persia_sim.sharded.plan import HostTime
 from persia_sim.sharded.stages import device_step_s, fits, launched_s
+from runtime.run.stage_times import STAGES
 from tests.experiments.raw_runs import read_csv
 
 MS = 1e-3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from experiments.validating.cases import Case, held_by, weights_of
@@ -16,21 +15,10 @@ from experiments.validating.contention import (
 )
 from experiments.validating.profiling import MeasuredRun, ProfileRun, fit_profile, run_case
 from experiments.validating.schedule import contended, schedule
-from experiments.validating.stages import (
-    OF_A_MODE,
-    TERMS,
-    Costs,
-    HostLaw,
-    LawPoint,
-    StageTimes,
-    TimedSpan,
-    costs_by_law,
-    fit_law,
-    measured_stages,
-    parts_of,
-    spread_of,
-)
+from experiments.validating.stages import TERMS, Costs, costs_by_law
 from persia_sim.base.vocabulary import Mode
+from runtime.run.laws import LawPoint, LinearLaw
+from runtime.run.stage_times import OF_A_MODE, StageTimes, parts_of
 
 MS = 1e-3
 STAGES = {
@@ -145,24 +133,7 @@ def test_memory_makes_stages_longer_by_the_other_cores_that_are_busy():
     assert found.factor == pytest.approx(1 + 0.2 * busy) and found.rank_s == found.others_s == 0
 
 
-def test_a_law_is_found_from_eight_exact_points():
-    helds = [
-        holds(n, 26 * n, 10 * n, 500, dim, shards=shards)
-        for n in (64, 256, 1024, 4096) for dim, shards in ((16, 1), (32, 2))
-    ]  # fmt: skip
-    points = [
-        LawPoint(q, 4e-6 * q["shards"] + 3e-9 * q["distinct"] + 2e-10 * q["distinct_floats"])
-        for q in helds
-    ]
-    law = fit_law("push", points)
-    assert law.terms["shards"] == pytest.approx(4e-6) and law.fixed_s == pytest.approx(4e-6)
-    assert law.terms["distinct"] == pytest.approx(3e-9)
-    assert law.terms["distinct_floats"] == pytest.approx(2e-10)
-    assert law.spread < 1e-9
-    assert law(holds(100, 0, 1000, 0, 20)) == pytest.approx(4e-6 + 3e-6 + 4e-6)
-
-
-def flat_laws() -> dict[str, HostLaw]:
+def flat_laws() -> dict[str, LinearLaw]:
     """Each stage: a fixed part of Python and one that grows with the batch."""
     grows = {
         "load": ("occurrences", 1e-7), "read": ("distinct", 2e-7), "pool": ("occurrences", 1e-7),
@@ -173,7 +144,7 @@ def flat_laws() -> dict[str, HostLaw]:
         "half": ("distinct_floats", 1e-9),
     }  # fmt: skip
     return {
-        name: HostLaw(dict.fromkeys(TERMS[name], 0.0) | {"one": 2e-4, item: each}, 0.0)
+        name: LinearLaw(dict.fromkeys(TERMS[name], 0.0) | {"one": 2e-4, item: each}, 0.0)
         for name, (item, each) in grows.items()
     }
 
@@ -205,7 +176,7 @@ def test_rows_at_servers_are_read_by_a_call_and_updated_beside_it():
     assert rounding_s == pytest.approx(4 * laws["half"](held)), "twice here, once on each way"
     del laws["push"]
     for name, seconds in (("served", 3e-4), ("servers", 9e-4)):
-        laws[name] = HostLaw(dict.fromkeys(TERMS[name], 0.0) | {"one": seconds}, 0.0)
+        laws[name] = LinearLaw(dict.fromkeys(TERMS[name], 0.0) | {"one": seconds}, 0.0)
     found = costs_by_law(laws, held, Mode.SYNC, ranks=1)
     assert found.stages == here | {"served": 3e-4, "push": 0.0} and found.python["served"] == 0
     # A late mode's call does not wait for the rest of the servers' work, which cores must do.
@@ -272,54 +243,6 @@ def test_what_a_batch_holds_is_counted_in_its_stream():
         2 * 128 * 26, rel=0.02
     )
     assert weights_of(26 * 16 + 13, (256, 128)) == 429 * 256 + 256 * 128 + 128
-
-
-def test_measured_stages_leave_out_waiting_and_warm_up():
-    """Each span lasts twice its CPU time; between spans a thread works 0.1 ms and waits 5 ms."""
-    spans: list[TimedSpan] = []
-    work = {"load": 1, "lookup": 2, "forward": 3, "backward": 4, "dense_sync": 0.5, "push": 2}
-    for rank in (0, 1):
-        at = cpu = 0.0
-        for step, factor in ((0, 100), (1, 1)):
-            for stage, ms in work.items():
-                waits = 9.0 if (stage, rank) == ("dense_sync", 0) else 0.0  # for rank 1
-                wall = (2 * ms * factor + waits) * MS
-                spans.append(
-                    TimedSpan(rank, stage, step, rank, at, at + wall, cpu, cpu + ms * factor * MS)
-                )
-                at, cpu = at + wall + 5 * MS, cpu + (ms * factor + 0.1) * MS
-    of_rows = [
-        ("read", 0, 1e3, 1e3), ("read", 1, 0.12, 0.04), ("read", 1, 0.2, 0.06),
-        ("update", 0, 1e3, 1e3), ("update", 1, 1.0, 0.6),  # merged: of both ranks
-    ]  # fmt: skip
-    for stage, step, wall_ms, cpu_ms in of_rows:  # they lie within spans, and end none
-        spans.append(TimedSpan(0, stage, step, 0, 0.0, wall_ms * MS, 0.0, cpu_ms * MS))
-    found = measured_stages(spans, first=1, prefetches=False)
-    close = {"rel": 1e-9, "abs": 1e-12}
-    assert found.cpu == pytest.approx({
-        "load": 1.1 * MS + 0.05 * MS, "read": 0.05 * MS, "pool": 2 * MS,
-        "forward": 3.1 * MS, "backward": 4.1 * MS, "check": 0.1 * MS, "update": 1 * MS,
-        "scatter": 2.1 * MS - 0.3 * MS, "push": 0.3 * MS, "refresh": 0.0, "pull": 0.0,
-        "served": 0.0, "renewed": 0.0,
-    }, **close)  # fmt: skip
-    assert found.wall == pytest.approx({
-        "load": 2.1 * MS + 0.05 * MS, "read": 0.16 * MS, "pool": 4 * MS,
-        "forward": 6.1 * MS, "backward": 8.1 * MS, "check": 5 * MS, "update": 1 * MS,
-        "scatter": 4.1 * MS - 0.5 * MS, "push": 0.5 * MS, "refresh": 0.0, "pull": 0.0,
-        "served": 0.0, "renewed": 0.0,
-    }, **close)  # fmt: skip
-    assert found.dense_cv == 0
-    assert parts_of(found.cpu)["lookup"] == pytest.approx(2.05 * MS)
-
-
-def test_a_spread_is_that_of_normal_times_and_hardly_of_a_long_step():
-    random = np.random.default_rng(1)
-    times = {(r, s): random.normal(10, 1) for r in (0, 1, 2) for s in range(900)}
-    assert spread_of(times) == pytest.approx(0.1, rel=0.08)  # three standard errors
-    assert spread_of({key: t for key, t in times.items() if key[0] == 0}) == pytest.approx(
-        0.1, rel=0.1
-    )
-    assert spread_of(times | {(0, 5): 100.0}) < 0.12 < np.std([*times.values(), 300.0]) / 10
 
 
 def test_a_run_measures_every_stage_of_every_mode():

@@ -241,7 +241,7 @@ def test_what_the_runtime_measures_is_what_the_simulator_computes_with(tmp_path,
     from runtime.run.folder import write_json
 
     monkeypatch.setattr(measuring, "BATCHES", (16, 64))
-    monkeypatch.setattr(measuring, "REPEATS", 4)
+    monkeypatch.setattr(measuring, "MOST_STEPS", 18)
     found = measuring.measure_profile(16, (8,), "synthetic:criteo-ad:0.0001", processes=False)
     path = tmp_path / "profile.json"
     write_json(path, found)

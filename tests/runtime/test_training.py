@@ -89,7 +89,7 @@ def test_a_timeline_has_every_stage_of_every_step():
 
 
 def test_a_profile_law_is_the_line_through_its_points():
-    from runtime.run.profile import Measurement, fit
+    from runtime.run.laws import Measurement, fit
 
     law = fit([Measurement(n, 1e-5 + 2e-8 * n) for n in (10, 100, 1000)])
     assert law["fixed_s"] == pytest.approx(1e-5, rel=1e-6)
