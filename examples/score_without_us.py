@@ -1,9 +1,8 @@
-"""Scores an export with torch, pandas and numpy alone: nothing of this project is imported.
+"""Scores an export with onnxruntime and pandas alone: nothing of this project is imported.
 
     python score_without_us.py exported clicks.csv scores.csv
 
-docs/export.md says why each step is as it is. `torch.export.load` can run code that lies in the
-file: load only an export of your own.
+docs/export.md says why each step is as it is.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pandas as pd
-import torch
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
@@ -103,7 +102,7 @@ def score(folder: Path, frame: pd.DataFrame) -> pd.DataFrame:
     dense = np.stack(numbers, 1) if numbers else np.empty((len(frame), 0))
 
     # Pooled fields side by side; sequences apart, padded with zeros behind, with their masks.
-    parts, sequences, masks = [], {}, {}
+    parts, given = [], {"dense": dense}
     for field in manifest["inputs"]["fields"]:
         column = next(c for c in schema["columns"] if c["name"] == field["name"])
         if {"with_column", "modulo", "max_id"} & column.keys():
@@ -118,20 +117,21 @@ def score(folder: Path, frame: pd.DataFrame) -> pd.DataFrame:
         padded = np.zeros((len(bags), length, table.dim), np.float32)
         for place, bag in enumerate(vectors):
             padded[place, : len(bag)] = bag
-        sequences[field["name"]] = torch.from_numpy(padded)
+        given[f"sequence_{field['name']}"] = padded
         lengths = np.array([[len(bag)] for bag in bags])
-        masks[field["name"]] = torch.from_numpy(np.arange(length) < lengths)
-    side_by_side = np.concatenate([np.empty((len(frame), 0), np.float32), *parts], axis=1)
+        given[f"mask_{field['name']}"] = np.arange(length) < lengths
+    given["pooled"] = np.concatenate([np.empty((len(frame), 0)), *parts], axis=1)
 
-    # The network gives logits.
-    network = torch.export.load(folder / "dense.pt2").module()
-    given = torch.from_numpy(dense.astype(np.float32)), torch.from_numpy(side_by_side)
-    with torch.inference_mode():
-        logits = network(*given, sequences, masks).double()
+    # The network gives logits; all its inputs are given, each in its type.
+    network = onnxruntime.InferenceSession(folder / "dense.onnx")
+    inputs = manifest["inputs"]["network"]
+    (logits,) = network.run(
+        ["logits"], {i["name"]: given[i["name"]].astype(i["type"]) for i in inputs}
+    )
     tasks = manifest["layout"]["tasks"]
     numbers = [task in manifest["layout"]["regression"] for task in tasks]
-    said = torch.where(torch.tensor(numbers), logits, torch.sigmoid(logits))
-    return pd.DataFrame(said.numpy(), columns=tasks)
+    said = np.where(numbers, logits, 1 / (1 + np.exp(-logits.astype(np.float64))))
+    return pd.DataFrame(said, columns=tasks)
 
 
 if __name__ == "__main__":

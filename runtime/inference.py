@@ -26,7 +26,7 @@ from runtime.embedding.batch_rows import ByTable
 from runtime.embedding.native.plan import Planner, Pooling
 from runtime.object_store import address_of, named_as
 from runtime.serving.exported import MANIFEST, read_export, read_trained_on
-from runtime.serving.network import Scorer, dtype_of, score_with
+from runtime.serving.network import Score, Scorer, dtype_of, score_with
 from runtime.serving.trained import Vectors, ids_of, open_trained
 
 if TYPE_CHECKING:
@@ -149,16 +149,15 @@ class Model:
     """Rows and a dense network that stay as they are; safe for threads. See `open_model`.
 
     ``layout``: the fields, dense features and tasks that batches must have; ``tables``: the rows,
-    by name of the table; ``schema``: the document of the columns that it was trained on; the
-    network takes dense features, pooled vectors, sequences and masks, and gives logits.
+    by name of the table; ``schema``: the document of the columns that it was trained on;
+    ``score``: what the network makes of dense features and vectors.
     """
 
     def __init__(
         self,
         layout: Layout,
         tables: dict[str, Vectors],
-        network: Any,
-        precision: str,
+        score: Score,
         schema: Mapping[str, Any],
         trained: TrainedOn | None = None,
     ) -> None:
@@ -170,7 +169,7 @@ class Model:
         dims = {name: vectors.config.dim for name, vectors in tables.items()}
         self._pooling = Pooling(layout.fields, dims)
         self._planner = Planner(layout.fields, (v.config for v in tables.values()), 1)
-        self._score = score_with(network, dtype_of(precision), layout)
+        self._score = score
 
     def lookup(self, table: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float [n, dim]: the vectors of these ids, as they stand in batches and in the export.
@@ -321,7 +320,8 @@ def _model_in(path: Path, on_warning: Callable[[str], None], trust: bool) -> Mod
 
     # The network in the arithmetic it was trained in, and what trained it.
     precision = trained.config.engine.precision
+    layout = trained.learner.layout
     network = Scorer(trained.learner.model, precision).eval()
+    score = score_with(network, dtype_of(precision), layout)
     schema = trained.checkpoint.state.facts.get("data_schema", {})
-    known = trained.checkpoint.trained_on()
-    return Model(trained.learner.layout, tables, network, precision, schema, known)
+    return Model(layout, tables, score, schema, trained.checkpoint.trained_on())

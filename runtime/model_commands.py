@@ -78,7 +78,7 @@ class Predict(Opened):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export(Opened):
-    """Write a trained model as files: rows as parquet, the network as data, and by torch.export."""
+    """Write a trained model as files: rows as parquet, the network as ONNX and its weights."""
 
     out: Path
     """Folder to make, such as exported; nothing is overwritten."""
@@ -201,25 +201,40 @@ def export(arguments: Sequence[str]) -> None:
     options = read_options(Export, arguments, "persia-runtime export")
     from runtime.checkpoint.whole import find_checkpoint
     from runtime.serving import exported, network
-    from runtime.serving.trained import open_trained
+    from runtime.serving.trained import first_test_rows, open_trained
 
     exported.refuse_place(options.out)
     checkpoint = find_checkpoint(options.run, warn)
     trained = open_trained(checkpoint, device="cpu", on_warning=warn, trust=options.trust)
 
+    # The samples on which what was written is tried.
+    try:
+        rows = first_test_rows(trained)
+    except (ValueError, OSError) as error:
+        rows = None
+        warn(f"the network is tried on made-up samples, for the test part cannot be read: {error}")
+
     # What was written, and what somebody needs to use it.
-    result = exported.export(trained, options.out)
+    result = exported.export(trained, options.out, rows)
     made = result.manifest
     needs = {
         "built-in": f"built-in {made.model}",
-        "operations": f"operations of {made.model}, which need none of its code",
-        "class": f"its class {made.model} opens it ({made.why_class})",
+        "graph": f"{made.model}, none of whose code is needed",
+        "class": f"its class {made.model} opens it",
     }
     print(printable(f"dense network: {network.WEIGHTS}, {needs[made.dense]}"))
-    none = f"no torch.export program ({made.why_no_program})"
-    print(printable(f"for others: {none if made.why_no_program else network.PROGRAM}"))
-    for table, rows in result.rows.items():
-        print(f"table {printable(table)}: {rows:,} rows")
+    if made.why_no_graph:
+        print(printable(f"no {network.NETWORK}: {made.why_no_graph}"))
+    else:
+        kind = "test" if made.tried_on_test_rows else "made-up"
+        print(
+            f"for any program: {network.NETWORK}, within {made.furthest:.1e} of the model's"
+            f" predictions for {made.tried_on:,} {kind} samples"
+        )
+        if made.precision in ("bfloat16", "float16"):
+            print(f"it computes in float32, where the training was in {made.precision}")
+    for table, count in result.rows.items():
+        print(f"table {printable(table)}: {count:,} rows")
     print(f"exported {result.file_bytes:,} bytes: {options.out}")
 
 

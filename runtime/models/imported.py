@@ -157,10 +157,11 @@ def is_pythons(module: str) -> bool:
     """Whether a module is Python's own, of which none holds a network; importing some of them
     opens a browser or a window."""
     name = module.partition(".")[0]
-    if name not in sys.stdlib_module_names:
-        return False
     files = [file for _, file in _files(name)]
-    return not files or bool({*files[-1].resolve().parents} & {*_STANDARD})
+    if not files:
+        return name in sys.stdlib_module_names
+    above = {*files[-1].resolve().parents}
+    return bool(above & {*_STANDARD}) and not any(folder.name in _INSTALLED for folder in above)
 
 
 def _is_users(file: Path, roots: Sequence[Path]) -> bool:

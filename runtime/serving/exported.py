@@ -13,13 +13,17 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from persia_sim.base.files import unfinished_folder
-from persia_sim.base.schema import Count, parse
+from persia_sim.base.rules import require
+from persia_sim.base.schema import Count, check_fields, parse
 from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.sketches import read_sketches, write_sketches
 from runtime.checkpoint.whole import TRAINED
-from runtime.data.batch import Layout
+from runtime.data.batch import Batch, Layout
 from runtime.data.schema import Schema
+from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.config import TableConfig
 from runtime.files import (
     BrokenFileError,
@@ -31,23 +35,27 @@ from runtime.files import (
 from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import InputShape
 from runtime.object_store import ensure_file
+from runtime.serving.graph import drawn, inputs_of, require_libraries
 from runtime.serving.network import (
-    FILES_OF,
-    OPERATIONS,
-    PROGRAM,
+    NETWORK,
     WEIGHTS,
     Form,
     Precision,
-    Scorer,
+    Score,
+    dtype_of,
     read_network,
     write_network,
 )
 from runtime.serving.trained import Trained, Vectors, read_vectors, write_vectors
 
-FORMAT = "persia-testbed-model-3"
+FORMAT = "persia-testbed-model-4"
 MANIFEST = "manifest.json"
 README = "README.md"
 ROWS = "rows"
+_TRIED = (1, 2, 3, 1000)
+"""Samples on which a network is tried after its export."""
+_MOST_MANIFEST_BYTES = 2**20
+_MOST_TASKS, _MOST_WIDTHS = 256, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +75,14 @@ class Manifest:
     precision: Precision
     dense: Form
     """What makes the network, beside its weights."""
-    why_class: str
-    """Why the class itself is needed; empty where it is not."""
-    why_no_program: str
-    """Why there is none for others; empty where there is one."""
+    why_no_graph: str
+    """Why there is no `dense.onnx`; empty where there is one."""
+    tried_on: Count
+    """Samples on which it predicted what the model does; 0 without it."""
+    tried_on_test_rows: bool
+    """Whether they were of the test part of the run, or made up."""
+    furthest: float
+    """How far its predictions were from the model's, at most, of a number beyond 1 as a share."""
     updates: Count
     samples: Count
     files: dict[str, str]
@@ -79,6 +91,15 @@ class Manifest:
     """How the network is given what, for other programs (docs/export.md); nothing here reads it."""
     lineage: Lineage = field(default_factory=Lineage)
     """What trained it, and the models that it was started from; none of an older export."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name, these, most in (
+            ("layout.tasks", self.layout.tasks, _MOST_TASKS),
+            ("hidden", self.hidden, _MOST_WIDTHS),
+        ):
+            rule = f"an export has at most {most} of them"
+            require(len(these) <= most, f"the number of {name}", len(these), rule)
 
 
 class Exported(NamedTuple):
@@ -97,9 +118,13 @@ def refuse_place(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
 
 
-def export(trained: Trained, folder: Path) -> Exported:
-    """Write the folder; nothing is left behind when that fails."""
+def export(trained: Trained, folder: Path, rows: Batch | None = None) -> Exported:
+    """Write the folder; nothing is left behind when that fails.
+
+    ``rows``: samples on which the network is tried after it was written; None: on made-up ones.
+    """
     refuse_place(folder)
+    require_libraries()
     with unfinished_folder(folder) as fresh:
         (fresh / ROWS).mkdir()
 
@@ -109,12 +134,15 @@ def export(trained: Trained, folder: Path) -> Exported:
             write_vectors(fresh / ROWS / file_of(name), trained.tables[name], ids, values)
             counts[name] = len(ids)
 
-        # The network, as plainly as it can be written down.
+        # The network, as plainly as it can be written down, and tried.
         shape = _shape(trained.learner.layout, trained.tables)
         config = trained.config
-        dense, why_class, why_no_program = write_network(
-            fresh, trained.learner.model, config.model.name, shape, config.engine.precision
+        precision = config.engine.precision
+        tried = _made_up(shape, precision) if rows is None else _of_rows(trained, rows)
+        network = write_network(
+            fresh, trained.learner.model, config.model.name, shape, precision, tried
         )
+        has_graph = not network.why_no_graph
 
         # What the folder says of itself, for programs and for people.
         state = trained.checkpoint.state
@@ -127,14 +155,16 @@ def export(trained: Trained, folder: Path) -> Exported:
             model=config.model.name,
             model_code=state.facts.get("model_code"),
             hidden=config.model.hidden,
-            precision=config.engine.precision,
+            precision=precision,
             seed=config.seed,
-            dense=dense,
-            why_class=why_class,
-            why_no_program=why_no_program,
+            dense=network.form,
+            why_no_graph=network.why_no_graph,
+            tried_on=len(tried[-1][0]) if has_graph else 0,
+            tried_on_test_rows=has_graph and rows is not None,
+            furthest=network.furthest if has_graph else 0.0,
             updates=state.updates,
             samples=state.samples,
-            inputs=_inputs(shape, state.facts.get("data_schema", {})),
+            inputs=_inputs(shape, precision, state.facts.get("data_schema", {})),
             lineage=trained.checkpoint.trained_on().lineage,
         )
         write_sketches(fresh / TRAINED, trained.checkpoint.sketches())
@@ -158,6 +188,25 @@ def export(trained: Trained, folder: Path) -> Exported:
     return Exported(manifest, counts, file_bytes)
 
 
+def _of_rows(trained: Trained, rows: Batch) -> list[tuple[np.ndarray, FieldVectors]]:
+    """Dense features and vectors of the first samples, of several numbers of them."""
+    worker = trained.worker
+    parts = [rows.rows(0, min(count, rows.size)) for count in _TRIED]
+    return [(part.dense, worker.pool(worker.store.peek(part))) for part in parts]
+
+
+def _made_up(shape: InputShape, precision: str) -> list[tuple[np.ndarray, FieldVectors]]:
+    inputs = inputs_of(shape, dtype_of(precision))
+    long = [field.name for field in shape.layout.fields if field.pooling == "sequence"]
+    result = []
+    for count in _TRIED:
+        dense, pooled, *rest = drawn(inputs, count).values()
+        sequences = dict(zip(long, rest[: len(long)], strict=True))
+        masks = dict(zip(long, rest[len(long) :], strict=True))
+        result.append((dense, FieldVectors(pooled, sequences, masks)))
+    return result
+
+
 def file_of(table: str) -> str:
     """The name of a table's file; a table may have any name.
 
@@ -170,15 +219,16 @@ def file_of(table: str) -> str:
 
 def read_export(
     folder: Path, on_warning: Callable[[str], None], *, trust: bool = False
-) -> tuple[Layout, dict[str, Vectors], Scorer, str, dict[str, Any]]:
+) -> tuple[Layout, dict[str, Vectors], Score, dict[str, Any]]:
     """All that a `runtime.inference.Model` is made of; `BrokenFileError` naming the file that
     cannot be trusted. ``on_warning`` is told whose code is run, where the network needs its class;
     ``trust``: as of `refuse_code_in`."""
     # Every file that is needed, and each the one that was written.
     file = folder / MANIFEST
-    manifest = read_sealed(Manifest, file, FORMAT, "manifest of an exported model")
-    needed = {*FILES_OF[manifest.dense], *(f"{ROWS}/{file_of(name)}" for name in manifest.tables)}
-    if set(manifest.files) - {PROGRAM, TRAINED} != needed:
+    manifest = _manifest_in(folder)
+    needed = {WEIGHTS, *(f"{ROWS}/{file_of(name)}" for name in manifest.tables)}
+    needed |= {NETWORK} if manifest.dense == "graph" else set()
+    if not needed <= set(manifest.files) <= needed | {NETWORK, TRAINED}:
         raise BrokenFileError(f"{file}: files are {sorted(manifest.files)}, not {sorted(needed)}")
     for name, digest in manifest.files.items():
         ensure_file(folder / name, digest)
@@ -198,12 +248,21 @@ def read_export(
     network = read_network(
         folder, manifest.dense, manifest.model, shape, manifest.hidden, manifest.precision
     )
-    return manifest.layout, tables, network, manifest.precision, manifest.schema
+    return manifest.layout, tables, network, manifest.schema
+
+
+def _manifest_in(folder: Path) -> Manifest:
+    file = folder / MANIFEST
+    if file.is_file() and (size := file.stat().st_size) > _MOST_MANIFEST_BYTES:
+        raise BrokenFileError(
+            f"{file} has {size:,} bytes: a manifest has at most {_MOST_MANIFEST_BYTES:,}"
+        )
+    return read_sealed(Manifest, file, FORMAT, "manifest of an exported model")
 
 
 def read_trained_on(folder: Path) -> TrainedOn | None:
     """The samples that trained an export; None of one from before this was kept."""
-    manifest = read_sealed(Manifest, folder / MANIFEST, FORMAT, "manifest of an exported model")
+    manifest = _manifest_in(folder)
     if TRAINED not in manifest.files:
         return None
     of_run, before = read_sketches(folder / TRAINED, manifest.files[TRAINED])
@@ -214,7 +273,7 @@ def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:
     return InputShape(layout=layout, dims={name: table.dim for name, table in tables.items()})
 
 
-def _inputs(shape: InputShape, schema: dict[str, Any]) -> dict[str, Any]:
+def _inputs(shape: InputShape, precision: str, schema: dict[str, Any]) -> dict[str, Any]:
     """What stands where in the inputs of the network; and by which rule values become ids."""
     # Columns of one group share the number that stands in the top bits of their ids.
     layout = shape.layout
@@ -231,7 +290,10 @@ def _inputs(shape: InputShape, schema: dict[str, Any]) -> dict[str, Any]:
             described["columns"] = [place.start, place.stop]
         fields.append(described)
     return {
-        "order": ["dense", "pooled", "sequences", "masks"],
+        "network": [
+            {"name": one.name, "type": one.type, "shape": ["samples", *one.shape]}
+            for one in inputs_of(shape, dtype_of(precision))
+        ],
         "dense": list(layout.dense),
         "fields": fields,
         "id": "number << 56 | hash & (2**56 - 1)",
@@ -250,21 +312,22 @@ def _readme(manifest: Manifest, rows: dict[str, int]) -> str:
         f" (uint64) and vector ({manifest.tables[name]['dim']} floats)"
         for name, count in rows.items()
     )
-    dense = [f"- `{WEIGHTS}`: the weights of the dense network"]
-    if manifest.dense == "operations":
-        dense += [f"- `{OPERATIONS}`: the operations of the network, a `{manifest.model}`; no code"]
-    elif manifest.dense == "class":
-        dense += [
-            f"  (a state dict of model `{manifest.model}`, which opens it: {manifest.why_class})"
-        ]
-    if manifest.why_no_program:
-        dense += [f"- no program of it: `torch.export` did not take it: {manifest.why_no_program}"]
+    dense = [f"- `{WEIGHTS}`: the weights of the dense network, a `{manifest.model}`"]
+    if manifest.why_no_graph:
+        dense += [f"- no `{NETWORK}`: {manifest.why_no_graph}"]
     else:
+        kind = "test" if manifest.tried_on_test_rows else "made-up"
         dense += [
-            f"- `{PROGRAM}`: the network as a `torch.export` program, which gives logits, for"
-            " others. Nothing here reads it: `torch.export.load` can run code that lies in such a"
-            " file, so load it only of whom you trust"
+            f"- `{NETWORK}`: the network, which gives logits, for onnxruntime and others; it holds"
+            f" no code. On {manifest.tried_on:,} {kind} samples its predictions were within"
+            f" {manifest.furthest:.2g} of the model's"
         ]
+    if manifest.precision in ("bfloat16", "float16"):
+        dense += [
+            f"  The model was trained in {manifest.precision}, `{NETWORK}` computes in float32"
+        ]
+    if manifest.dense == "class":
+        dense += [f"  To open it, the class `{manifest.model}` is needed"]
 
     # How to use it.
     return f"""# A trained model

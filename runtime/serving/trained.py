@@ -20,7 +20,7 @@ from runtime.config import EngineConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import MAX_FIELDS, VALUE_BITS, VALUE_MASK
 from runtime.data.open import open_source
-from runtime.data.source import heads_taken_over, refuse_other_columns
+from runtime.data.source import heads_taken_over, rebatch, refuse_other_columns
 from runtime.dense.state import drain_into, load_model
 from runtime.embedding.config import Admission, Capacity, TableConfig
 from runtime.embedding.native.extension import native
@@ -100,6 +100,15 @@ def on_device(engine: EngineConfig, device: str) -> EngineConfig:
 
 
 _MOST_NAMED = 3
+
+
+def first_test_rows(trained: Trained, most: int = 1000) -> Batch:
+    """The first samples of the test part of the data that a model was trained on. Raises ValueError
+    or OSError where these are not here, or are of another kind by now."""
+    data = trained.config.data
+    source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows)
+    refuse_other_layout(trained.learner.layout, source.layout, data.name)
+    return next(rebatch(iter(HeldOut(source, most)), most))
 
 
 def evaluate_run(
@@ -291,8 +300,11 @@ def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarra
                     f"{file} has the columns {given}; a table of this model has {wanted}"
                 )
 
-            # Part by part into arrays of the whole size.
+            # Part by part into arrays of the whole size, which the file has, too.
             count = content.metadata.num_rows
+            least = count * (8 + config.dim * np.dtype(config.dtype).itemsize)
+            if not 0 <= least <= file.stat().st_size:
+                raise BrokenFileError(f"{file} holds fewer bytes than {count:,} rows have")
             at = 0
             ids = np.empty(count, np.uint64)
             values = np.empty((count, config.dim), config.dtype)

@@ -167,6 +167,7 @@ class Net(nn.Module):
     [
         "code:interact", "webbrowser:open", "os:system", "os.path:exists", "builtins:open",
         "sys:exit", "idlelib.idle:Net", "antigravity:Net", "this:s", "subprocess:Popen",
+        "test.autotest:x",
     ],
 )  # fmt: skip
 def test_no_module_of_python_itself_is_even_imported(name, monkeypatch):

@@ -108,7 +108,8 @@ def test_export_says_what_it_wrote(trained, tmp_path, capsys, refused):
     out = tmp_path / "exported"
     assert main(["export", str(folder), "--out", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "dense network: dense.safetensors, built-in mlp\nfor others: dense.pt2\n" in told
+    assert "dense network: dense.safetensors, built-in mlp\n" in told
+    assert "dense.onnx" in told and "1,000 test samples" in told
     assert f"table rows: {len(world.store):,} rows" in told
     told = refused("export", str(folder), "--out", str(out))
     assert f"{out} is there already; nothing is overwritten" in told

@@ -1,59 +1,46 @@
-"""Exports of strangers: whatever lies in their files, reading them runs none of it."""
+"""Exports of strangers: what lies in their files is held against what an export has, and none of it
+is run as code."""
 
 from __future__ import annotations
 
-import copy
-import io
 import json
+import resource
 import shutil
 import struct
-import zipfile
-from contextlib import suppress
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from runtime.__main__ import main
-from runtime.checkpoint.whole import find_checkpoint
 from runtime.config import ModelConfig
 from runtime.files import BrokenFileError, digest_of, write_sealed
 from runtime.inference import open_model
-from runtime.serving.exported import export
+from runtime.serving import graph as graphs
 from runtime.serving.network import read_weights, write_weights
-from runtime.serving.operations import OPERATIONS, Operations
-from runtime.serving.trained import open_trained
+from tests.runtime.serving.test_inference import SOURCE, exported
 from tests.runtime.serving.trained_runs import checkpoint_of
-from tests.runtime.worlds import ArraySource, config, run
+from tests.runtime.worlds import config, run
 
-SOURCE = ArraySource(200, seed=1)
-
-
-class Ran:
-    """Unpickled, it leaves a file."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open, (str(self.mark), "w")
+onnx = pytest.importorskip("onnx", reason="needs the extra export")
+TensorProto, helper = onnx.TensorProto, onnx.helper
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of a built-in network and one of a class, and an export of each."""
+    """A folder with an export of a built-in network, mlp, and one of a class, own."""
     place = tmp_path_factory.mktemp("made")
     for name, model in (("mlp", "mlp"), ("own", "tests.runtime.serving.trained_runs:Plain")):
-        world = run(config(model=ModelConfig(name=model, hidden=(4,))), SOURCE)
-        checkpoint_of(world, place / f"run-{name}")
-        export(
-            open_trained(find_checkpoint(place / f"run-{name}"), device="cpu"),
-            place / f"got-{name}",
+        checkpoint_of(
+            run(config(model=ModelConfig(name=model, hidden=(4,))), SOURCE), place / "run"
         )
+        exported(place / "run", place / name)
+        shutil.move(place / "run", place / f"run-{name}")
     return place
 
 
@@ -66,235 +53,163 @@ def sealed_anew(folder: Path, **changes: Any) -> None:
     write_sealed(file, known | changes)
 
 
-def pickled(mark: Path) -> bytes:
-    content = io.BytesIO()
-    torch.save(Ran(mark), content)
-    return content.getvalue()
+# The network.
 
 
-def of_sample_inputs(files: dict[str, bytes], mark: Path) -> None:
-    files["data/sample_inputs/model.pt"] = pickled(mark)
+def whole(name: str, *values: int) -> Any:
+    packed = struct.pack(f"<{len(values)}q", *values)
+    return helper.make_tensor(name, TensorProto.INT64, [len(values)], packed, raw=True)
 
 
-def of_a_weight(files: dict[str, bytes], mark: Path) -> None:
-    name = "data/weights/model_weights_config.json"
-    about = json.loads(files[name])
-    first = next(iter(about["config"].values()))
-    first["use_pickle"] = True
-    files[f"data/weights/{first['path_name']}"] = pickled(mark)
-    files[name] = json.dumps(about).encode()
+def behind(*nodes: Any, numbers: tuple[Any, ...] = ()) -> Callable[[Any], None]:
+    """Nodes before all others; the first input of a network's first node is their last result."""
+
+    def change(proto: Any) -> None:
+        later = list(proto.graph.node)
+        later[0].input[0] = nodes[-1].output[0]
+        del proto.graph.node[:]
+        proto.graph.node.extend([*nodes, *later])
+        proto.graph.initializer.extend(numbers)
+
+    return change
 
 
-def of_an_expression(files: dict[str, bytes], mark: Path) -> None:
-    """Which torch hands to sympy, which evaluates it."""
-    text = files["models/model.json"].decode()
-    begin = text.index('"expr_str": "') + len('"expr_str": "')
-    end = text.index('", "hint"', begin)
-    code = f"open({str(mark)!r}, 'w')"
-    files["models/model.json"] = (text[:begin] + code + text[end:]).encode()
+def with_graph_in_a_node(proto: Any) -> None:
+    node = proto.graph.node[0]
+    node.attribute.append(helper.make_attribute("body", helper.make_graph([], "x", [], [])))
 
 
-PLANTS = [of_sample_inputs, of_a_weight, of_an_expression]
+def with_bytes_of_another_file(proto: Any) -> None:
+    tensor = proto.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="/etc/passwd")
 
 
-@pytest.fixture(params=["mlp", "own"])
-def got(request: pytest.FixtureRequest, made: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(made / f"got-{request.param}", tmp_path / "got")
+def with_a_function(proto: Any) -> None:
+    opsets = [helper.make_opsetid("", 20)]
+    proto.functions.append(helper.make_function("mine", "f", ["a"], ["a"], [], opsets))
 
 
-def commands(got: Path) -> list[list[str]]:
-    """All that read a folder of somebody."""
-    table = got.parent / "x.csv"
-    table.write_text("a,b\n1,2\n")
-    out = ["--out", str(got.parent / "y.csv")]
-    return [
-        ["predict", str(got), "--data", str(table), *out],
-        ["evaluate", str(got)],
-        ["export", str(got), "--out", str(got.parent / "again")],
-        ["train", "--resume", str(got)],
-        ["train", "--warm-start", str(got), "--steps", "1", "--out", str(got.parent / "run")],
-    ]
+def with_larger_dims(proto: Any) -> None:
+    proto.graph.initializer[0].dims[0] = 10**9
 
 
-@pytest.mark.first_case
-@pytest.mark.parametrize("plant", PLANTS)
-def test_code_inside_a_program_for_others_is_never_run(plant, got, tmp_path, capsys):
-    mark, file = tmp_path / "it ran", got / "dense.pt2"
-    with zipfile.ZipFile(file) as archive:
-        files = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    plant(files, mark)
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(f"archive/{name}", content)
-    sealed_anew(got)
-    batch = next(iter(SOURCE.chunks("test")))
-    try:
-        assert open_model(got).predict(batch).shape == (batch.size, 2)
-        for words in commands(got):
-            main(words)
-            assert "Traceback" not in capsys.readouterr().err
-    finally:
-        assert not mark.exists()
-    with suppress(Exception):
-        torch.export.load(file)
-    assert mark.exists(), "the attack works where torch reads the file"
+def with_another_domain(proto: Any) -> None:
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    proto.graph.node[0].domain = "com.microsoft"
 
 
-def op(name: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    return {"name": name, "args": list(args), "kwargs": kwargs}
+def with_many_empty_nodes(proto: Any) -> None:
+    proto.graph.node.extend([onnx.NodeProto()] * 2**21)
 
 
-MARK = "MARK"
-"""In the place of a file that code would leave."""
-FORBIDDEN = [
-    op("aten.from_file.default", MARK, True, 8),
-    op("aten.from_file.default", MARK, True, 8, layout={"layout": "strided"}),
-    op("aten.set_.source_Tensor", {"of": 0}, {"of": 1}),
-    op("aten.as_strided.default", {"of": 0}, [9], [1], 10**6),
-    op("aten.resize_.default", {"of": 0}, [10**6]),
-    op("aten.empty.memory_format", [9]),
-    op("aten.view.dtype", {"of": 0}, {"dtype": "int64"}),
-    op("aten.add.out", {"of": 0}, {"of": 0}, out={"of": 0}),
-    op("aten.add.nowhere", {"of": 0}, {"of": 0}),
-    op("aten.relu.__init__", {"of": 0}),
-    op("aten.relu.name"),
-    op("aten.__class__.default"),
-    op("aten._print.default", MARK),
-    op("aten.bernoulli.default", {"of": 0}),
-    op("prim.PythonOp", MARK),
-    op("higher_order.wrap_with_autocast", MARK),
-    op("profiler._record_function_enter", MARK),
-    op("os.system", f"touch {MARK}"),
-    op("builtins.eval", f"open({MARK!r}, 'w')"),
-    op("builtins.open", MARK, "w"),
-    op("operator.methodcaller", "backward"),
-    op("operator.attrgetter", "__class__"),
-    op("operator.pow", 10, 10),
-    op("operator.__import__('os')", MARK),
-    op("", MARK),
-    op("aten"),
-    {"name": "aten.relu.default", "args": {"of": 0}, "kwargs": {}},
-    {"name": "aten.relu.default", "args": []},
-    {"name": ["aten.relu.default"], "args": [{"of": 0}], "kwargs": {}},
-    "aten.relu.default",
-    op("aten.relu.default", {"of": 10**6}),
-    op("aten.relu.default", {"of": -1}),
-    op("aten.relu.default", {"of": True}),
-    op("aten.relu.default", {"of": "0"}),
-    op("aten.relu.default", {"of": 0, "and": 1}),
-    op("aten.full.default", [1], {"float": "1e9"}),
-    op("aten.relu.default", {"device": "cuda"}),
-    op("aten.relu.default", {"__reduce__": ["os.system", MARK]}),
+def with_another_input(proto: Any) -> None:
+    proto.graph.input[0].name = "dens"
+
+
+def with_another_output(proto: Any) -> None:
+    proto.graph.output[0].name = proto.graph.node[-1].output[0] = "odds"
+
+
+MADE = helper.make_node
+ADDED = [MADE("ReduceSum", ["zeros"], ["sum"], keepdims=0), MADE("Add", ["pooled", "sum"], ["x"])]
+DOUBLED = [
+    MADE("Concat", [str(n), str(n)], [str(n + 1) if n < 29 else "zeros"], axis=1) for n in range(30)
 ]
-
-
-@pytest.mark.parametrize("where", ["first", "last"])
-@pytest.mark.parametrize("hostile", FORBIDDEN, ids=lambda one: str(one)[:60])
-def test_an_operation_that_is_none_of_the_list_ends_the_reading_before_any_is_computed(
-    hostile, where, made, tmp_path, monkeypatch
-):
-    got = shutil.copytree(made / "got-own", tmp_path / "got")
-    mark, file = tmp_path / "it ran", got / "dense.json"
-    document = json.loads(file.read_text())
-    text = json.dumps(hostile).replace(MARK, str(mark))
-    document["operations"].insert(0 if where == "first" else 10**6, json.loads(text))
-    file.write_text(json.dumps(document))
-    sealed_anew(got)
-    monkeypatch.setattr(Operations, "__call__", None)
-    with pytest.raises(BrokenFileError, match=r"dense\.json is no network"):
-        open_model(got)
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"format": "persia-testbed-network-0"}, "is no network .* of these inputs"),
-        ({"inputs": ["dense"]}, "is no network .* of these inputs"),
-        ({"weights": ["no.such"]}, "is no network: lacks 'no.such'"),
-        ({"operations": None}, "is no network"),
-        ({"output": {"of": 10**6}}, "is no network"),
-        ({"output": [{"of": 0}]}, "cannot be computed: its output is a list"),
-        ({"output": {"of": 1}}, r"gives logits of shape \(3, 12\), not one a task of a sample"),
-        ({"operations": [op("aten.matmul.default", {"of": 0}, {"of": 0})]}, "cannot be computed"),
-        ({"operations": [op("aten.relu.default")]}, "cannot be computed"),
-        ({"operations": [op("aten.zeros.default", [10**9, 10**9])]}, "cannot be computed"),
-        (
-            {"operations": [
-                op("aten.sym_size.int", {"of": 0}, 0),
-                *(op("operator.mul", {"of": -1}, {"of": -1}) for _ in range(500)),
-            ]},
-            "operator.mul gives a number beyond 64 bits",
+HOSTILE: dict[str, tuple[Callable[[Any], None], str]] = {
+    "drawn": (behind(MADE("RandomUniformLike", ["dense"], ["x"])), "'RandomUniformLike' is no"),
+    "loop": (behind(MADE("Loop", ["dense"], ["x"])), "'Loop' is no operation"),
+    "graph in a node": (with_graph_in_a_node, "a AttributeProto of it has g"),
+    "function": (with_a_function, "has functions"),
+    "another domain": (with_another_domain, "its operations are of"),
+    "another file": (with_bytes_of_another_file, "has data_location, external_data"),
+    "larger than its bytes": (with_larger_dims, "does not fill its bytes"),
+    "many empty nodes": (with_many_empty_nodes, "beside its weights"),
+    "another input": (with_another_input, "its inputs are"),
+    "another output": (with_another_output, "not logits"),
+    "the least number by -1": (
+        behind(
+            MADE("Div", ["least", "minus"], ["y"]), MADE("Cast", ["y"], ["x"], to=1),
+            numbers=(whole("least", -(2**63)), whole("minus", -1)),
         ),
-    ],
-)  # fmt: skip
-def test_a_network_that_cannot_be_is_told_in_a_sentence(change, told, made, tmp_path):
-    """-1: the result before."""
-    got = shutil.copytree(made / "got-own", tmp_path / "got")
-    file = got / "dense.json"
-    document = json.loads(file.read_text()) | copy.deepcopy(change)
-    if change.get("operations"):
-        known = len(document["inputs"]) + len(document["weights"])
-        for number, one in enumerate(document["operations"], known):
-            one["args"] = [{"of": number - 1} if a == {"of": -1} else a for a in one["args"]]
-        document["output"] = {"of": known + len(change["operations"]) - 1}
-    file.write_text(json.dumps(document))
+        "Div may not be of whole numbers",
+    ),
+    "4 GB of zeros": (
+        behind(
+            MADE("ConstantOfShape", ["size"], ["zeros"]), *ADDED, numbers=(whole("size", 10**9),)
+        ),
+        "cannot be computed",
+    ),
+    "doubled 30 times": (
+        behind(MADE("Identity", ["pooled"], ["0"]), *DOUBLED, *ADDED), "cannot be computed",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_network_that_is_more_than_operations_and_its_weights_is_refused(name, made, tmp_path):
+    change, told = HOSTILE[name]
+    got = shutil.copytree(made / "own", tmp_path / "got")
+    file = got / "dense.onnx"
+    proto = onnx.ModelProto.FromString(file.read_bytes())
+    change(proto)
+    file.write_bytes(proto.SerializeToString())
     sealed_anew(got)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(BrokenFileError, match=told) as caught:
         open_model(got)
     assert len(str(caught.value).splitlines()) == 1 and str(file) in str(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1.5 * 2**20, "1.5 GiB"
 
 
-def test_every_operation_of_the_list_is_one_that_torch_has():
-    known = {name for name in OPERATIONS if hasattr(torch.ops.aten, name)}
-    assert known == OPERATIONS
+def test_a_network_larger_than_the_bound_is_not_read(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_BYTES", 500)
+    for name, file in (("own", "dense.onnx"), ("mlp", "dense.safetensors")):
+        with pytest.raises(BrokenFileError, match=rf"{file} has .* bytes, more than 500"):
+            open_model(made / name)
+
+
+def test_an_export_of_ones_own_class_needs_none_of_its_code(made, tmp_path):
+    """Nobody is told of code; and the export of a built-in network needs no onnxruntime."""
+    told: list[str] = []
+    elsewhere = shutil.copytree(made / "own", tmp_path / "got")
+    sealed_anew(elsewhere, model="no.such.module:Net", model_code="")
+    for model in (open_model(made / "own", told.append), open_model(elsewhere, told.append)):
+        for batch in SOURCE.chunks("test"):
+            expected = open_model(made / "run-own").predict(batch)
+            np.testing.assert_allclose(model.predict(batch), expected, rtol=0, atol=1e-6)
+    assert not told
+    code = (
+        "import sys; sys.modules['onnxruntime'] = sys.modules['onnx'] = None\n"
+        "from runtime.inference import open_model\n"
+        f"open_model({str(made / 'mlp')!r})\n"
+        f"try: open_model({str(made / 'own')!r})\n"
+        "except ValueError as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "pip install 'persia-testbed[export]'" in said.stdout, said.stderr
 
 
 # The weights.
 
-TENSORS = st.dictionaries(
-    st.text(max_size=8).filter(lambda name: name != "__metadata__"),
-    st.builds(
-        lambda shape, kind: torch.arange(int(np.prod(shape, dtype=int))).reshape(shape).to(kind),
-        st.lists(st.integers(0, 3), max_size=3),
-        st.sampled_from(
-            [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8,
-             torch.bool]
-        ),
-    ),
-    max_size=5,
-)  # fmt: skip
 
-
-@given(tensors=TENSORS)
-def test_weights_come_back_with_their_bytes_types_and_shapes(tmp_path_factory, tensors):
-    file = tmp_path_factory.mktemp("weights") / "w.safetensors"
+def test_weights_come_back_with_their_bytes_types_and_shapes(tmp_path):
+    file = tmp_path / "w.safetensors"
+    kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool]
+    tensors = {str(kind): torch.arange(6).reshape(2, 3).to(kind) for kind in kinds}
+    tensors |= {"none": torch.empty(0, 3), "one": torch.tensor(2.5)}
+    tensors["a part"] = tensors["torch.int64"][:, 1]  # of the same memory
     write_weights(file, tensors)
     found = read_weights(file)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
-        assert torch.equal(found[name], tensor)
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
 
 
-def test_the_file_of_weights_is_as_its_format_says(tmp_path):
-    """By hand, after the format's own description."""
-    tensors = {"b": torch.tensor([1, 2], dtype=torch.uint8), "a": torch.tensor([[1.5, -2.0]])}
-    write_weights(tmp_path / "w", tensors)
-    content = (tmp_path / "w").read_bytes()
-    (size,) = struct.unpack("<Q", content[:8])
-    assert json.loads(content[8 : 8 + size]) == {
-        "__metadata__": {"format": "pt"},
-        "a": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]},
-        "b": {"dtype": "U8", "shape": [2], "data_offsets": [8, 10]},
-    }
-    assert size % 8 == 0 and content[8 + size :] == struct.pack("<ff", 1.5, -2.0) + b"\1\2"
-
-
-@pytest.mark.parametrize("wrong", [torch.zeros(1, dtype=torch.complex64), {"x": 1}, "text"])
-def test_what_no_export_can_hold_is_named(wrong, tmp_path):
-    with pytest.raises(ValueError, match=r"odd of the dense network is of type"):
-        write_weights(tmp_path / "w", {"odd": wrong})
+def test_what_no_export_can_hold_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"odd of the dense network is a dict"):
+        write_weights(tmp_path / "w", {"odd": {"x": 1}})
 
 
 def file_of(header: Any, data: bytes = b"", size: int | None = None) -> bytes:
@@ -302,26 +217,17 @@ def file_of(header: Any, data: bytes = b"", size: int | None = None) -> bytes:
     return struct.pack("<Q", len(text) if size is None else size) + text + data
 
 
-def of(begin: Any, end: Any, shape: Any = (2,), dtype: Any = "F32") -> dict[str, Any]:
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+def of(begin: int, end: int, *shape: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"\1\2", b"\xff" * 8, file_of({}, size=2**63), file_of(b"[]"), file_of(b"{"),
-        file_of(b'{"a": 1, "a": 2}'), file_of({"a": 5}), file_of({"a": {}}),
-        file_of({"a": of(0, 8)}), file_of({"a": of(0, 8)}, b"x" * 7),
-        file_of({"a": of(0, 8)}, b"x" * 9), file_of({}, b"x"),
-        file_of({"a": of(0, 8), "b": of(4, 12)}, b"x" * 12),
-        file_of({"a": of(4, 12)}, b"x" * 12), file_of({"a": of(8, 0)}, b"x" * 8),
-        file_of({"a": of(-8, 0)}, b"x" * 8), file_of({"a": of(0, 8, (-1, -2))}, b"x" * 8),
-        file_of({"a": of(0, 8, (2**40, 2**40))}, b"x" * 8),
-        file_of({"a": of(0, 8, (2.0,))}, b"x" * 8), file_of({"a": of(0, 8, "2")}, b"x" * 8),
-        file_of({"a": of(0, 8, (True, 2))}, b"x" * 8), file_of({"a": of("0", "8")}, b"x" * 8),
-        file_of({"a": of(0, 8, (2,), "P32")}, b"x" * 8),
-        file_of({"a": of(0, 8, (2,), [])}, b"x" * 8), file_of(b"\x80\x04."),
-        file_of({"a": of(0, 8) | {"data_offsets": [0]}}, b"x" * 8),
+        b"", b"\xff" * 8, file_of({}, size=2**63), file_of(b"[]"), file_of({"a": {}}),
+        file_of({"a": of(0, 8, 2)}, b"x" * 7), file_of({"a": of(0, 8, 2)}, b"x" * 9),
+        file_of({"a": of(0, 8, 2), "b": of(4, 12, 2)}, b"x" * 12),
+        file_of({"a": of(8, 0, 2)}, b"x" * 8), file_of({"a": of(0, 8, 2**40, 2**40)}, b"x" * 8),
     ],
 )  # fmt: skip
 def test_weights_that_are_none_are_refused_and_ask_for_no_memory(content, tmp_path):
@@ -330,55 +236,43 @@ def test_weights_that_are_none_are_refused_and_ask_for_no_memory(content, tmp_pa
         read_weights(tmp_path / "w")
 
 
-@settings(max_examples=200)
-@given(data=st.data())
-def test_any_byte_of_the_weights_that_is_changed_is_refused_or_is_a_number(data, tmp_path_factory):
-    file = tmp_path_factory.mktemp("weights") / "w"
-    write_weights(
-        file, {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3, dtype=torch.int8)}
-    )
-    content = bytearray(file.read_bytes())
-    at = data.draw(st.integers(0, len(content) - 1))
-    content[at] ^= data.draw(st.integers(1, 255))
-    file.write_bytes(content)
-    try:
-        found = read_weights(file)
-    except BrokenFileError:
-        return
-    assert sum(tensor.nbytes for tensor in found.values()) <= len(content)
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        {"hidden": [10**9]}, {"hidden": [10**6, 10**6]}, {"hidden": [4, 4]}, {"hidden": []},
-        {"model": "dlrm"}, {"model": "dlrm", "hidden": []}, {"model": "os:system"}, {"model": ""},
-        {"model": "tests.oracles:Net"},
+        {"hidden": [10**9]}, {"hidden": [4, 4]}, {"hidden": []}, {"model": "dlrm"},
+        {"model": "os:system"}, {"model": ""},
     ],
 )  # fmt: skip
 def test_a_built_in_network_of_other_widths_is_never_made(change, made, tmp_path, monkeypatch):
     """Its shapes alone say that the weights are not its own."""
-    got = shutil.copytree(made / "got-mlp", tmp_path / "got")
+    got = shutil.copytree(made / "mlp", tmp_path / "got")
     sealed_anew(got, **change)
     monkeypatch.setattr(torch.nn.Module, "load_state_dict", None)
     with pytest.raises(BrokenFileError, match=r"safetensors does not hold the network's weights"):
         open_model(got)
 
 
-# Own classes.
+def test_more_widths_or_tasks_than_an_export_has_are_refused(made, tmp_path):
+    got = shutil.copytree(made / "mlp", tmp_path / "got")
+    layout = json.loads((got / "manifest.json").read_text())["layout"]
+    tasks = [f"t{n}" for n in range(300)]
+    for change in ({"hidden": [4] * 33}, {"layout": layout | {"tasks": tasks}}):
+        sealed_anew(got, **change)
+        with pytest.raises(BrokenFileError, match="an export has at most"):
+            open_model(got)
 
 
-@pytest.mark.long
-def test_an_export_of_ones_own_class_needs_none_of_its_code(made, tmp_path):
-    """And gives what the run gives, to the byte; nobody is told of code."""
-    told: list[str] = []
-    got = open_model(made / "got-own", told.append)
-    assert not told and json.loads((made / "got-own/manifest.json").read_text())["dense"] == (
-        "operations"
-    )
-    elsewhere = shutil.copytree(made / "got-own", tmp_path / "got")
-    sealed_anew(elsewhere, model="no.such.module:Net", model_code="")
-    for model in (got, open_model(elsewhere)):
-        for batch in SOURCE.chunks("test"):
-            expected = open_model(made / "run-own").predict(batch)
-            np.testing.assert_array_equal(model.predict(batch), expected)
+# All of it.
+
+
+@pytest.mark.first_case
+@pytest.mark.multiproc
+@pytest.mark.parametrize("count", [500, pytest.param(100_000, marks=pytest.mark.timeout(7200))])
+def test_no_input_of_a_fuzzer_ends_the_process_or_takes_its_memory(count, made):
+    """Of manifest, weights and network: a model or one sentence, within 2 GiB and 30 s of CPU."""
+    words = [sys.executable, "-m", "tests.runtime.serving.fuzz_exports", made, "1", str(count)]
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    last = ended.stdout.rpartition("\r")[2]
+    assert ended.returncode == 0, f"status {ended.returncode} at {last}\n{ended.stderr[-2000:]}"
+    opened, _, refused, _ = last.splitlines()[-1].replace(",", "").split()
+    assert int(opened) + int(refused) == count and int(opened) > count / 50
