@@ -2,8 +2,9 @@
 
 Each process records its own instants in their order: a server its reads and writes, the dense
 weights theirs. Between processes only the program order of each rank is known: its rows are read
-before its gradient reaches the dense weights, and that comes before its rows are written. Every
-order that obeys all of these gives the same bytes in a replay, because two instants of different
+before its gradient reaches the dense weights, and that comes before its rows are written. In async
+a dense push is not waited for, so there rows are written behind the rank's dense pull. Every order
+that obeys all of these gives the same bytes in a replay, because two instants of different
 processes meet in no other place; this module finds one.
 """
 
@@ -22,7 +23,7 @@ from persia_sim.base.vocabulary import Mode
 _READS = (Kind.LOOKUP, Kind.REFRESH)
 _WRITES = (Kind.PUSH, Kind.LOST_PUSH)
 _TAUGHT = (Kind.DENSE_UPDATE, Kind.DENSE_PUSH)
-"""A batch's gradient reaches the dense weights; it is known from here on."""
+"""A batch's gradient reaches the dense weights."""
 _BLOCK_EVENTS = 8192
 
 
@@ -75,7 +76,10 @@ class _Merging:
         self._lists = [_Head(events) for events in recordings]
         steps = 1 + max((int(e[:, 2].max()) for e in recordings if len(e)), default=0)
         self._reads_left = self._counted(_READS, steps)
-        self._untaught = self._counted(_TAUGHT, steps)
+        pulls = any((e[:, 0] == Kind.DENSE_PULL).any() for e in recordings)
+        self._before_writes = (Kind.DENSE_PULL,) if pulls else _TAUGHT
+        """With which a batch's gradient is known, once its rows are read."""
+        self._unknown = self._counted(self._before_writes, steps)
         reads = [e[e[:, 0] == Kind.AVERAGE_READ, 4] for e in recordings]
         self._unread = Counter(np.concatenate([np.zeros(0, np.int64), *reads]).tolist())
         """Per round of averaging: replicas not yet read."""
@@ -111,19 +115,16 @@ class _Merging:
     def _may_come(self, event: Event) -> bool:
         if event.kind == Kind.AVERAGE_WRITE:
             return not self._unread[event.version]
-        if event.kind in _WRITES:
-            before = self._untaught
-        elif event.kind in _TAUGHT:
-            before = self._reads_left
-        else:
+        if event.kind not in (*_WRITES, *_TAUGHT):
             return True
-        return not any(before[rank][event.step] for rank in self._ranks_of(event))
+        before = [self._reads_left, *[self._unknown] * (event.kind in _WRITES)]
+        return not any(left[rank][event.step] for left in before for rank in self._ranks_of(event))
 
     def _take(self, event: Event, taken: TraceRecorder) -> None:
         if event.kind == Kind.AVERAGE_READ:
             self._unread[event.version] -= 1
-        if event.kind in _READS or event.kind in _TAUGHT:
-            left = self._reads_left if event.kind in _READS else self._untaught
+        if event.kind in _READS or event.kind in self._before_writes:
+            left = self._reads_left if event.kind in _READS else self._unknown
             for rank in self._ranks_of(event):
                 left[rank][event.step] -= 1
         if self._numbers and event.kind == Kind.DENSE_PUSH:

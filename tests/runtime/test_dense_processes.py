@@ -8,7 +8,11 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import SupportsFloat
 
 import numpy as np
 import pytest
@@ -33,6 +37,7 @@ from runtime.engines.dense.async_weights import (
     tensors_in,
 )
 from runtime.engines.launch.processes import Address
+from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.peers import listen
 from runtime.stop import PeerError, RunStopped, Stop
 from tests.runtime.engines.test_faults import in_thread
@@ -251,6 +256,7 @@ def async_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path)
         def push() -> None:
             given = None if (rank, step) == (1, 1) else gradients_for(model, rank, step)  # noqa: B023
             rule.end_step(StepGradients(rank, step, given, float(step), 10 + rank))  # noqa: B023
+            rule.end_leg()  # else the next rank's may arrive before it
 
         in_turn(group, f"push {step}", push)
     if host is not None:
@@ -407,19 +413,93 @@ def test_averaging_over_processes_is_its_trace_by_hand(found):
         assert sorted(arrays["told"][:, 1].tolist()) == sorted(steps * [10, 11, 12])
 
 
-def test_a_stop_ends_a_push_that_a_stopped_rank_does_not_answer():
-    """The hook said goodbye first, which waits for the push, and kept all hooks behind it."""
+@contextmanager
+def weights_that_nobody_serves() -> Iterator[RemoteWeights]:
     door, name = listen(f"\0persia-testbed-test-{os.getpid()}-{time.monotonic_ns()}")
-    stop = Stop()
-    rule = RemoteWeights(Address((name,), ("",)), 1, fresh_model(), stop)
-    gradients: list = [p.detach() for p in rule.model(1).parameters()]
-    training, errors = in_thread(lambda: rule.end_step(StepGradients(1, 0, gradients, 0.0, 8)))
-    training.join(1)
-    assert training.is_alive()
-    stop.set(PeerError("rank 0 is stuck"))
-    training.join(60)
-    assert isinstance(errors[0], RunStopped)
+    yield RemoteWeights(Address((name,), ("",)), 1, fresh_model(), Stop())
     door.close()
+
+
+@pytest.mark.parametrize("waits", ["in a pull", "at the end of a leg"])
+def test_a_push_is_not_waited_for_and_a_stop_ends_what_is(waits):
+    """Rank 0 is stopped, and answers nothing."""
+    with weights_that_nobody_serves() as rule:
+        stop = rule._stop
+        gradients: list = [p.detach() for p in rule.model(1).parameters()]
+        pushing, errors = in_thread(lambda: rule.end_step(StepGradients(1, 0, gradients, 0.0, 8)))
+        pushing.join(60)
+        assert not pushing.is_alive() and not errors
+        wait = (lambda: rule.begin_step(1, 1)) if waits == "in a pull" else rule.end_leg
+        waiting, errors = in_thread(wait)
+        waiting.join(1)
+        assert waiting.is_alive()
+        stop.set(PeerError("rank 0 is stuck"))
+        waiting.join(60)
+        assert isinstance(errors[0], RunStopped)
+
+
+@contextmanager
+def served_weights(rule: AsyncRule) -> Iterator[RemoteWeights]:
+    server = DenseServer(rule, Stop())
+    remote = RemoteWeights(server.address, 1, fresh_model(), Stop())
+    try:
+        yield remote
+    finally:
+        remote.close()
+        server.close()
+
+
+def rule_of_async() -> AsyncRule:
+    sync = SyncConfig(mode="async", ranks=2)
+    return AsyncRule(TrainConfig(sync=sync, model=CONFIG), fresh_model(), TraceRecorder(), told_of)
+
+
+def told_of(loss: SupportsFloat, samples: int) -> None:
+    pass
+
+
+def test_a_step_of_async_waits_for_one_round_trip(monkeypatch):
+    """What is sent, and when an answer is awaited: the push of a step and the pull of the next one
+    set out together, and the pull sees the push."""
+    order: list[str] = []
+    with served_weights(rule := rule_of_async()) as remote:
+
+        def noting(name: str, method):
+            def noted(channel, *given, **more):
+                if channel is remote._channel:
+                    order.append(name)
+                return method(channel, *given, **more)
+
+            return noted
+
+        for name in ("send", "receive"):
+            monkeypatch.setattr(Channel, name, noting(name, getattr(Channel, name)))
+        for step in range(3):
+            remote.begin_step(1, step)
+            gradients = gradients_for(remote.model(1), 1, step)
+            remote.end_step(StepGradients(1, step, gradients, 0.5, 8))
+        remote.begin_step(1, 3)
+        monkeypatch.undo()
+        assert [(event.kind, event.step, event.version) for event in rule._recorder.finish()] == [
+            *((kind, step, step + behind) for step in range(3)
+              for kind, behind in ((Kind.DENSE_PULL, 0), (Kind.DENSE_PUSH, 0))),
+            (Kind.DENSE_PULL, 3, 3),
+        ]  # fmt: skip
+        for ours, theirs in zip(remote.model(1).parameters(), rule.snapshot().parameters(),
+                                strict=True):  # fmt: skip
+            assert torch.equal(ours, theirs)
+    turns = sum(pair == ("send", "receive") for pair in pairwise(order))
+    assert turns == 4
+
+
+@pytest.mark.parametrize("waits", ["in a pull", "at the end of a leg"])
+def test_what_went_wrong_with_a_push_is_raised_by_who_waits_next(waits):
+    with served_weights(rule_of_async()) as remote:
+        remote.begin_step(1, 0)
+        wrong: list = [torch.ones(3), *gradients_for(remote.model(1), 1, 0)[1:]]
+        remote.end_step(StepGradients(1, 0, wrong, 0.5, 8))
+        with pytest.raises(PeerError, match=r"\(3,\) of .* came for parameter 0"):
+            remote.begin_step(1, 1) if waits == "in a pull" else remote.end_leg()
 
 
 class InOrder:

@@ -320,6 +320,7 @@ def test_rank_0_notes_what_other_processes_wait_for_its_evaluations():
             remote.begin_step(1, step)
             given = [torch.ones_like(p) for p in rule.model(1).parameters()]
             remote.end_step(StepGradients(1, step, given, 0.5, 8))
+        remote.end_leg()
         remote.close()
     finally:
         server.close()

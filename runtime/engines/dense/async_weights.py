@@ -1,6 +1,7 @@
 """async: dense weights that ranks in other processes, or on other hosts, ask rank 0 for.
 
-Ranks pull and push at the same `AsyncRule` that serves threads; nobody waits for anybody.
+Ranks pull and push at the same `AsyncRule` that serves threads. A pull takes one round trip; a push
+is not waited for: it is answered before the pull behind it, over the same connection.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ import os
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from itertools import count
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -21,12 +26,18 @@ from runtime.dense.optimizer import DenseGradients
 from runtime.dense.rules import AsyncRule, DenseRule, StepGradients
 from runtime.dense.state import DenseState
 from runtime.engines.launch.processes import Address
-from runtime.engines.wire.calls import Method, Payload, R, answer, call, close_channel
+from runtime.engines.wire.calls import Payload, answer, close_channel, payload_of, send_call
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
 from runtime.engines.wire.coroutines import Coroutine
 from runtime.engines.wire.listener import Listener
-from runtime.engines.wire.messages import SECRET_BYTES, BadMessageError, Message, MessageKind
+from runtime.engines.wire.messages import (
+    SECRET_BYTES,
+    BadMessageError,
+    Message,
+    MessageKind,
+    error_from,
+)
 from runtime.engines.wire.peers import connect, listen
 from runtime.engines.wire.tls import TLS
 from runtime.stop import PeerError, RunStopped, Stop
@@ -160,25 +171,35 @@ class RemoteWeights(DenseRule):
         hello = {"ranks": f"rank {rank}", "pid": os.getpid()}
         self._channel = connect(address.names[0], _HOST, address.secrets[0], hello, rank)
         stop.on_stop(self._channel.close)  # at once, also under a call that nobody answers
+        self._numbers = count(1)
+        self._unanswered: deque[int] = deque()
+        """The numbers of calls whose results have not come, in their order."""
 
     def model(self, rank: int) -> nn.Module:
         """The rank's copy of the weights."""
         return self._model
 
     def begin_step(self, rank: int, step: int) -> None:
-        """Pull the weights, whole at one version."""
+        """Pull the weights, whole at one version: behind all that this rank has pushed."""
         parameters = list(self._model.parameters())
-        pulled = tensors_in(self._call(WeightCalls.pull, rank=rank, step=step), parameters)
+        self._send(WeightCalls.pull, rank=rank, step=step)
+        pulled = tensors_in(self._results(), parameters)
         with torch.no_grad():
             for parameter, tensor in zip(parameters, pulled, strict=True):
                 parameter.copy_(tensor)
 
     def end_step(self, given: StepGradients) -> None:
-        """Push the gradients; they have taken effect when this returns, so before the rows' do."""
+        """Push the gradients. Nobody waits until they have taken effect, and those of the rows may
+        do so before; what went wrong is raised by the next pull, or at the end of the leg."""
         rank, step, gradients, loss, samples = given
         arrays = arrays_of(gradients or [])
         about = {"rank": rank, "step": step, "loss": float(loss), "samples": samples}
-        self._call(WeightCalls.push, **about, **arrays)
+        self._send(WeightCalls.push, **about, **arrays)
+
+    def end_leg(self) -> None:
+        """Every push has taken effect when this returns."""
+        if self._unanswered:
+            self._results()
 
     def snapshot(self) -> nn.Module:
         """The weights as they were pulled last; those of the run are at rank 0."""
@@ -195,11 +216,36 @@ class RemoteWeights(DenseRule):
         """The rank has ended, or the run has."""
         close_channel(self._channel)
 
-    def _call(self, method: Method[..., R], **arguments: Any) -> R:
-        """Call rank 0, which may be evaluating. Raises PeerError, RunStopped."""
+    def _send(self, method: Callable[..., Any], **arguments: Any) -> None:
+        """Call rank 0, which may be evaluating, without waiting for the result. Raises PeerError,
+        RunStopped."""
+        number = next(self._numbers)
+        send = partial(self._channel.send, within_s=inf, check=self._stop.check)
+        with self._going_on():
+            send_call(send, Message(MessageKind.CALL, number=number), method, arguments)
+        self._unanswered.append(number)
+
+    def _results(self) -> Payload:
+        """The result of the newest call, behind those of all before it. Raises what one of them
+        failed with, PeerError, RunStopped."""
+        payload: Payload = {}
+        while self._unanswered:
+            with self._going_on():
+                message, segment = self._channel.receive(self._stop.check)
+            payload = payload_of(message, segment)
+            expected = self._unanswered.popleft()
+            if message.kind is MessageKind.FAILED:
+                raise error_from(payload)
+            if message.number != expected:
+                raise PeerError(f"{_HOST} answered call {message.number}, not {expected}")
+        return payload
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """While rank 0 is awaited."""
         try:
             with self._stop.working():
-                return call(self._channel, method, self._stop.check, "", **arguments)
-        except (PeerGoneError, TimeoutError):
+                yield
+        except PeerGoneError:
             self._stop.check()
             raise PeerError(f"{_HOST} has gone before the end of the run") from None

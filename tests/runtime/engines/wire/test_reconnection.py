@@ -216,6 +216,7 @@ def test_wherever_a_connection_to_the_dense_weights_is_cut_each_push_counts_once
             rule.begin_step(1, step)
             given = [torch.sin(p.detach() + step) for p in rule.model(1).parameters()]
             rule.end_step(StepGradients(1, step, given, 0.5, 8))
+    remote.end_leg()
     remote.close()
     assert not stop and passed.count(MessageKind.HELLO) > 5
     for one, other in zip(far.model(0).parameters(), near.model(0).parameters(), strict=True):
