@@ -27,8 +27,8 @@ ANNEXES = (
     "runtime/engines/pooling", "runtime/engines/loading", "runtime/engines/dense",
     "runtime/engines/rank_process.py", "runtime/engines/row_processes.py", "runtime/cluster",
     "runtime/dense/group.py", "runtime/dense/distributed.py", "runtime/dense/replicas.py",
-    "runtime/run/ranks.py", "runtime/run/live.py", "runtime/torchrun.py", "runtime/resize.py",
-    "runtime/hosts", "persia_sim/sharded",
+    "runtime/run/ranks.py", "runtime/torchrun.py", "runtime/resize.py",
+    "persia_sim/sharded",
 )  # fmt: skip
 """What only runs over several processes and hosts, and systems with their tables on GPUs."""
 LEAST_LINES_OF_A_TWIN = 2
