@@ -102,11 +102,10 @@ STUDIES = _by_name(
         says="what late rows and dense weights cost: order of the data, start of Adagrad",
         minutes=180,
         title="What late rows and late dense weights cost",
-        caption="Left: AUC lost by rows 16 updates late, against the share of lookups whose id is"
-        " young, in time order (filled), shuffled (open) and behind shuffle buffers (small)."
-        " Middle: AUC lost by rows 7 late, against the accumulator that Adagrad starts from, over"
-        " the mean squared row gradient. Right: losses by stream and test window, and pooled. Bars"
-        " are 95 % over seeds and test users. From stored runs, unless all are trained anew.",
+        caption="Test AUC minus that of sync. Left: of rows 16 updates late, by stream and order of"
+        " the training samples. Middle: of rows 7 late, against the accumulator that Adagrad starts"
+        " from, over the mean squared row gradient. Right: by stream and test window, and pooled."
+        " Bars are 95 % over seeds and test users. From stored runs, unless all are trained anew.",
         tables=("", "_moderator", "_forest", "_rates", "_delays", "_hypotheses"),
         quick="--no-train",
         quick_minutes=0.5,
@@ -173,9 +172,9 @@ STUDIES = _by_name(
         says="stages of a few steps in every mode, simulated and recorded",
         minutes=1,
         title="What overlaps in each mode",
-        caption="The stages of four steps of two ranks: a simulated cluster, this host simulated"
-        " from the stages of its sync run, and this host as it ran, with a latency added to each"
-        " lookup and push. Numbers are steps; bars above each other are in flight together.",
+        caption="The stages of four steps of one rank, on a simulated cluster and on this host as"
+        " it ran, with a latency added to each lookup and push. Numbers are steps; bars above each"
+        " other are in flight together.",
         quick="--rounds 2",
         quick_minutes=0.5,
     ),
@@ -231,7 +230,7 @@ STUDIES = _by_name(
         title="What is proved of late rows, and what is measured",
         caption="Logistic regression with known constants: the bound on the mean squared gradient"
         " (lines) and the measured mean with its 95 % interval (markers) against the lateness tau,"
-        " for rare and for popular ids, axes logarithmic. Right: how often the rows of each data"
+        " for rare and for popular ids, axes logarithmic. Below: how often the rows of each data"
         " set are read.",
         tables=("", "_alpha", "_steps"),
         quick="--seeds 3 --updates 64 512 --samples 50000",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
@@ -10,8 +12,9 @@ from matplotlib.figure import Figure
 
 from paper_figs.style import (
     GAP_LABEL,
-    MARKERS,
+    in_order,
     legend_below,
+    look_of,
     no_small_text,
     of_tables,
     show_ticks,
@@ -72,15 +75,16 @@ def _demo_dots(axes: Axes, rows: pd.DataFrame, shared: float) -> list[tuple[floa
 
         # The setting's dot, open where its dense rate is not that of sync.
         at += 1
+        color = look_of(row.mode).color
         has_other_rate = not np.isclose(row.lr, shared)
         labels.append((at, f"{row.rows_late:g} / {row.dense_late:g}, rate {row.lr:g}"))
         axes.errorbar(
             1e3 * row.gap_to_sync,
             at,
             xerr=1e3 * row.gap_to_sync_half_width_95,
-            fmt="o",
-            color="black",
-            markerfacecolor="white" if has_other_rate else "black",
+            fmt=look_of(row.mode).marker,
+            color=color,
+            markerfacecolor="white" if has_other_rate else color,
             capsize=3,
         )
     return labels
@@ -94,7 +98,7 @@ def time_to_auc_figure(rows: pd.DataFrame, ends: pd.DataFrame) -> Figure:
     """
     # The first task; of several evaluations at one instant the last.
     rows = rows[rows.task == rows.task[0]].drop_duplicates(["mode", "seed", "samples"], keep="last")
-    modes = list(dict.fromkeys(rows["mode"]))
+    modes = in_order(rows["mode"])
     figure, axes = plt.subplots(1, 3, figsize=(7.0, 2.8))
     axes[1].sharey(axes[0])
 
@@ -103,11 +107,11 @@ def time_to_auc_figure(rows: pd.DataFrame, ends: pd.DataFrame) -> Figure:
         (axes[0], "simulated_s", 1.0, f"simulated time on {rows.cluster.iloc[0]} [s]"),
         (axes[1], "samples", 1e3, "training samples [thousands]"),
     ):
-        for number, mode in enumerate(modes):
+        for mode in modes:
             curves = rows[rows["mode"] == mode].groupby(rows[column] / unit).auc
-            x = curves.mean().index
-            (line,) = ax.plot(x, curves.mean(), marker=MARKERS[number], label=mode)
-            ax.fill_between(x, curves.min(), curves.max(), alpha=0.15, color=line.get_color())
+            x, look = curves.mean().index, look_of(mode)
+            ax.plot(x, curves.mean(), look.marker, ls=look.line, color=look.color, label=mode)
+            ax.fill_between(x, curves.min(), curves.max(), alpha=0.15, color=look.color)
         ax.set_xlabel(label)
     axes[0].set_ylabel("test AUC")
     axes[0].legend()
@@ -129,11 +133,13 @@ def _waits(axes: Axes, ends: pd.DataFrame, modes: list[str]) -> None:
             number - (len(modes) - 1) / 2
         )
         whole = (of_mode.reached == of_mode.seeds).to_numpy()
-        drawn = axes.errorbar(
+        look = look_of(mode)
+        axes.errorbar(
             place[whole],
             of_mode.seconds[whole],
             yerr=of_mode.seconds_half_width_95[whole],
-            fmt=MARKERS[number],
+            fmt=look.marker,
+            color=look.color,
             label=mode,
         )
         if not whole.all():
@@ -143,7 +149,7 @@ def _waits(axes: Axes, ends: pd.DataFrame, modes: list[str]) -> None:
                 marker="^",
                 linestyle="none",
                 fillstyle="none",
-                color=drawn.lines[0].get_color(),
+                color=look.color,
                 label=f"{mode}: not reached by",
             )
 
@@ -156,10 +162,6 @@ def _waits(axes: Axes, ends: pd.DataFrame, modes: list[str]) -> None:
 
 
 REFERENCE = "sync"
-DENSE_IS_LATE = ("async", "async_averaging", "xdl_async")
-"""Lines whose dense weights are late: at sync's learning rates their gaps are unfair to them."""
-SETTLED = 0.15
-"""Share of a run from which on its gaps set the scale of the last panel."""
 WHOLE = 0.85
 """Share of a pass from which on a published curve stands for its end."""
 FOLLOWED = "hybrid"
@@ -172,8 +174,8 @@ def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataF
     closes.
 
     The first task of each set is drawn. Bars are 95 % t intervals over seeds alone: of the paired
-    gap, of the paired ratio of times; crosses are published, of other data and one run each. Grey
-    dots are modes with late dense weights, which have sync's rates here and not rates of their own.
+    gap, of the paired ratio of times; crosses are published, of other data and one run each. A
+    mode with late dense weights has sync's rates here, which is unfair to it.
     """
     no_small_text()
 
@@ -182,10 +184,10 @@ def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataF
     rows = rows[rows.task == firsts]
     sets = list(dict.fromkeys(rows.data_set))
     places = _places(rows, sets)
-    figure = plt.figure(figsize=(7.0, 2.6 + 0.17 * (max(places.values()) + 2)))
+    figure = plt.figure(figsize=(7.0, 3.0 + 0.17 * (max(places.values()) + 2)))
     grid = figure.add_gridspec(2, 2, height_ratios=[0.17 * max(places.values()), 2.2])
     lost, time = (figure.add_subplot(grid[0, column]) for column in range(2))
-    along = figure.add_subplot(grid[1, :])
+    along = grid[1, :].subgridspec(1, len(sets)).subplots(sharey=True, squeeze=False)[0]
 
     _lost_at_the_end(lost, rows, papers, places)
     _times(time, times, places)
@@ -205,9 +207,10 @@ def convergence_figure(rows: pd.DataFrame, papers: pd.DataFrame, times: pd.DataF
     _gap_along_the_run(along, rows, sets)
     seeds = rows.seed.nunique()
     figure.suptitle(
-        f"True gradients in simulated orders; means of {seeds} paired seeds, bars: 95 % t"
-        " interval over seeds alone.\nCrosses: published, of other data and one run each. Grey:"
-        " dense weights are late, at sync's learning rates.\nNo dot: not every seed comes so far",
+        "What each mode learns from a sample, and in a second\n"
+        f"True gradients in simulated orders: means of {seeds} paired seeds, bars 95 % over seeds"
+        " alone.\nCrosses: published, of other data and one run each. async has sync's learning"
+        " rates here.",
     )
     return figure
 
@@ -218,7 +221,7 @@ def _places(rows: pd.DataFrame, sets: list[str]) -> dict[tuple[str, str], float]
     at = -1.0
     for data_set in sets:
         at += 1
-        for name in dict.fromkeys(rows[rows.data_set == data_set].line):
+        for name in in_order(rows[rows.data_set == data_set].line):
             at += 1
             places[data_set, name] = at
         at += 1
@@ -240,12 +243,13 @@ def _lost_at_the_end(
     for (data_set, name), at in places.items():
         of_set = ends[ends.data_set == data_set].set_index("seed")
         gaps = 1e3 * (of_set[of_set.line == name].auc - of_set[of_set.line == REFERENCE].auc)
+        look = look_of(name)
         if (gaps == 0).all():
-            axes.plot(0, at, "o", color="black", markerfacecolor="white", label="sync's own order")
+            own = "sync's own order"
+            axes.plot(0, at, look.marker, color=look.color, markerfacecolor="white", label=own)
             continue
         mean, half = spread_of(gaps.to_frame("gap"))
-        color = "0.6" if name in DENSE_IS_LATE else "black"
-        axes.errorbar(mean.gap, at, xerr=half.gap, fmt="o", color=color, label="simulated order")
+        axes.errorbar(mean.gap, at, xerr=half.gap, fmt=look.marker, color=look.color)
 
         # What was published of the same line on the set of that name, at the end of its pass.
         curve = papers[(papers.data_set == data_set) & (papers.line == name)]
@@ -254,7 +258,7 @@ def _lost_at_the_end(
         if len(curve):
             gap = 1e3 * curve.gap_to_sync.iloc[-1]
             axes.plot(gap, at, "x", color="0.4", zorder=4, label="published")
-    axes.set_title("What is lost at the end?")
+    axes.set_title("What is lost at the end (open: sync's own order)")
     axes.set_xlabel("AUC gap to sync [$10^{-3}$], right is better")
 
 
@@ -268,38 +272,37 @@ def _times(axes: Axes, rows: pd.DataFrame, places: dict[tuple[str, str], float])
             continue
         low = line.ratio_to_sync - line.ratio_to_sync_low_95
         high = line.ratio_to_sync_high_95 - line.ratio_to_sync
-        axes.errorbar(line.ratio_to_sync, at, xerr=[[low], [high]], fmt="o", color="black")
+        look = look_of(line.mode)
+        bar = [[low], [high]]
+        axes.errorbar(line.ratio_to_sync, at, xerr=bar, fmt=look.marker, color=look.color)
         if np.isfinite(line.published_ratio_to_sync):
             axes.plot(line.published_ratio_to_sync, at, "x", color="0.4", zorder=4)
     axes.set_xscale("log")
     show_ticks(axes, "x", (0.01, 0.03, 0.1, 0.3, 1, 3, 10))
-    axes.set_title(f"How long to {rows.target_share.iloc[0]:.0%} of sync's climb?")
-    axes.set_xlabel("time over that of XDL's sync, else sync; left is better")
+    axes.set_title(f"Simulated time to {rows.target_share.iloc[0]:.0%} of sync's climb")
+    axes.set_xlabel("over that of XDL's sync, else sync; left is better")
 
 
-def _gap_along_the_run(axes: Axes, rows: pd.DataFrame, sets: list[str]) -> None:
-    """Paired gaps of one line to sync at each snapshot, a line a data set, beside each other."""
+def _gap_along_the_run(panels: Sequence[Axes], rows: pd.DataFrame, sets: list[str]) -> None:
+    """Paired gaps of one line to sync at each snapshot, a panel a data set."""
     snapshots = rows[~rows.drained]
-    settled: list[float] = []
-    for number, (data_set, marker) in enumerate(zip(sets, MARKERS, strict=False)):
+    for axes, data_set in zip(panels, sets, strict=True):
         of_set = snapshots[snapshots.data_set == data_set]
         late, sync = (_aucs(of_set, name, "share_of_run") for name in (FOLLOWED, REFERENCE))
-        if late.empty:
-            continue
-        mean, half = spread_of(1e3 * (late - sync))
-        share = mean.index.to_numpy()
-        beside = 0.006 * (number - (len(sets) - 1) / 2)
+        look = look_of(FOLLOWED)
+        if not late.empty:
+            mean, half = spread_of(1e3 * (late - sync))
+            axes.errorbar(mean.index, mean, yerr=half, marker=look.marker, color=look.color)
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_title(of_set.title.iloc[0].replace("; ", "\n").replace(", field", "\nfield"))
+        axes.set_xlabel("share of the run")
 
-        # Sets stand beside each other, so that their bars do not cover one another.
-        label = of_set.title.iloc[0].replace(";", ",")
-        axes.errorbar(share + beside, mean, yerr=half, marker=marker, capsize=2, label=label)
-        settled += (mean - half)[share >= SETTLED].tolist() + (mean + half).tolist()
-    axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_title("When does hybrid's gap close?")
-    axes.set(xlabel="share of the run", ylabel=GAP_LABEL)
-    if settled:
-        axes.set_ylim(max(-30.0, min(settled)), min(15.0, max(settled)))
-        axes.legend(loc="lower right", ncols=2)
+    # Axes of gaps, linear within a thousandth, are shared.
+    panels[0].set_yscale("symlog", linthresh=1)
+    show_ticks(panels[0], "y")
+    panels[0].set_ylabel(f"{FOLLOWED}'s {GAP_LABEL}")
+    for axes in panels[1:]:
+        axes.tick_params(labelleft=False)
 
 
 @of_tables
@@ -307,27 +310,29 @@ def daily_figure(rows: pd.DataFrame) -> Figure:
     """AUC of each day by the model of the days before it; right, what of it late rows cost."""
     # A line for each mode and bound.
     figure, axes = plt.subplots(1, 2, figsize=(7.0, 2.8))
-    for marker, (name, of_mode) in zip(
-        MARKERS, rows.groupby(["mode", rows.tau.fillna(0)], sort=False), strict=False
-    ):
-        mode, tau = name
-        label = f"{mode}, tau {tau:g}" if of_mode.tau.notna().any() else str(mode)
-        axes[0].plot(of_mode.number, of_mode.auc, marker=marker, label=label)
+    names = [
+        f"{m}, tau {t:g}" if t == t else m for m, t in zip(rows["mode"], rows.tau, strict=True)
+    ]
+    rows = rows.assign(label=names)
+    for label in in_order(rows.label):
+        of_mode, look = rows[rows.label == label], look_of(label)
+        style = {"marker": look.marker, "linestyle": look.line, "color": look.color}
+        axes[0].plot(of_mode.number, of_mode.auc, label=label, **style)
         if of_mode.gap_to_sync.notna().any():
             axes[1].errorbar(
                 of_mode.number,
                 1e3 * of_mode.gap_to_sync,
                 yerr=1e3 * of_mode.gap_to_sync_half_width_95,
-                marker=marker,
                 capsize=2.5,
                 label=label,
+                **style,
             )
 
     # Days by the names of their files.
     axes[1].axhline(0, color="black", linewidth=0.8)
-    names = rows.drop_duplicates("number")
+    days = rows.drop_duplicates("number")
     for one in axes:
-        one.set_xticks(names.number, names.judged_by.astype(str), rotation=60, ha="right")
+        one.set_xticks(days.number, days.judged_by.astype(str), rotation=60, ha="right")
     axes[0].set(ylabel="AUC of the day", xlabel="judged by")
     axes[1].set(ylabel=GAP_LABEL, xlabel="judged by")
     legend_below(figure, axes[0])

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from paper_figs import SHORT, style
-from paper_figs.style import GAP_LABEL, MARKERS, legend_below, of_tables, spread_of
+from paper_figs.style import GAP_LABEL, in_order, legend_below, look_of, of_tables, spread_of
 
 STAGE_LOOKS = {
     "load": ("white", "...."),
@@ -41,30 +41,33 @@ STAGE_ROWS = {
 RESOURCES = ("lookup", "compute", "dense", "push")
 LEAST_SHOWN = 0.01
 """Share of a panel's width; a stage whose widest bar is less is in no legend: nobody sees it."""
-NUMBERS_ACROSS = 32
+NUMBERS_ACROSS = 24
 """How many numbers fit side by side into a panel."""
+
+
+TIMELINE_MODES = ("sync", "lookahead", "hybrid", "async")
+"""Modes that are drawn; the table has raw_hybrid, too."""
 
 
 @of_tables
 def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
-    """A row of panels a mode, a column a system; bars are stages, their numbers are steps.
+    """A row of panels a mode, of its first rank; left simulated, right this host as it ran. Bars
+    are stages, their numbers are steps.
 
     Panels of a column share their axis of time, so that the same steps end earlier in a faster
-    mode. Batches of a rank that are in flight together lie above each other. A bar that is too
-    narrow or too flat for its number has none.
+    mode. Batches that are in flight together lie above each other. A bar that is too narrow or too
+    flat for its number has none.
     """
-    # Columns: simulated clusters first, this host as it ran last.
-    rows = rows[rows.stage.isin(STAGE_ROWS)]
-    modes = [*dict.fromkeys(rows["mode"])]
+    # Columns: the simulated cluster, then this host as it ran.
+    rows = rows[rows.stage.isin(STAGE_ROWS) & rows["mode"].isin(TIMELINE_MODES)]
+    rows = rows[rows["rank"] == rows["rank"].min()]
+    rows = rows[(rows.source == "recorded") | (rows.system != "this host")]
+    modes = in_order(rows["mode"])
     columns = [*dict.fromkeys(zip(rows.source, rows.system, strict=True))]
-    columns.sort(key=lambda c: (c[1] == "this host", c[0] == "recorded"))
-    size = (7.2, 1.15 * len(modes) + 0.9)
+    columns.sort(key=lambda c: c[0] == "recorded")
+    size = (7.2, 1.1 * len(modes) + 1.1)
     figure, axes = plt.subplots(
-        len(modes),
-        len(columns),
-        figsize=size,
-        sharex="col",
-        squeeze=False,
+        len(modes), len(columns), figsize=size, sharex="col", sharey=True, squeeze=False
     )
 
     # A panel for each; a bar's number must fit on the time axis that its column shares.
@@ -77,11 +80,10 @@ def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
             step_ms = 1e3 * of_mode.mean_step_s.iloc[0]
             head = f"{source}, {system}\n" if line == 0 else ""
             ax.set_title(f"{head}{mode}: {step_ms:.3g} ms a step")
-            if place:
-                ax.tick_params(labelleft=False)
+    axes[0, 0].invert_yaxis()  # of all panels, which share it
     for ax in axes[-1]:
         ax.set_xlabel("time [ms]")
-        ax.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))  # a label there is cut off
+        ax.xaxis.set_major_locator(MaxNLocator(5, prune="upper"))  # a label there is cut off
 
     # The legend has only stages that can be seen somewhere.
     shares = (rows.end_s - rows.start_s) / rows.groupby(["source", "system"]).end_s.transform("max")
@@ -91,22 +93,15 @@ def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
     marks = [Patch(facecolor=f, hatch=h, edgecolor="black", linewidth=0.4) for f, h in looks]
     names = [s.replace("_", " ") for s in shown]
     figure.legend(marks, names, loc="outside lower center", ncols=len(marks))
+    figure.suptitle("What overlaps in each mode: some steps of one rank, by stage")
     return figure
 
 
 def _mode_panel(ax: Axes, rows: pd.DataFrame, least_ms: float) -> None:
-    ranks = sorted(rows["rank"].unique())
-    for number, rank in enumerate(ranks):
-        for place, resource in enumerate(RESOURCES):
-            y = number * (len(RESOURCES) + 0.5) + place
-            bars = rows[(rows["rank"] == rank) & (rows.stage.map(STAGE_ROWS) == resource)]
-            _bars(ax, bars.sort_values("start_s"), y, least_ms)
-    ax.set_yticks(
-        [n * (len(RESOURCES) + 0.5) + p for n in range(len(ranks)) for p in range(len(RESOURCES))],
-        [f"{resource} {rank}" for rank in ranks for resource in RESOURCES],
-        fontsize=4.5,
-    )
-    ax.invert_yaxis()
+    for place, resource in enumerate(RESOURCES):
+        bars = rows[rows.stage.map(STAGE_ROWS) == resource]
+        _bars(ax, bars.sort_values("start_s"), place, least_ms)
+    ax.set_yticks(range(len(RESOURCES)), RESOURCES)
     ax.grid(axis="y", visible=False)
 
 
@@ -143,7 +138,7 @@ def _bars(ax: Axes, rows: pd.DataFrame, y: float, least_ms: float) -> None:
                 start + width / 2,
                 middle,
                 str(bar.step),
-                fontsize=4,
+                fontsize=6,
                 ha="center",
                 va="center",
                 clip_on=True,
@@ -236,7 +231,7 @@ def checkpoint_interval_figure(rows: pd.DataFrame) -> Figure:
     """A panel for each rate of crashes, a line a mode with 95 % intervals over seeds; the grey line
     is Daly's formula for a job that goes back whole, at the intervals that the first mode kept."""
     rates = sorted(rows.crashes_expected.unique())
-    modes = list(rows["mode"].unique())
+    modes = in_order(rows["mode"])
     seeds = rows.seed.nunique()
     size = (min(7.2, 2.6 * len(rates) + 1.2), 2.9)
     figure, axes = plt.subplots(1, len(rates), figsize=size, sharey=True, squeeze=False)
@@ -260,8 +255,9 @@ def checkpoint_interval_figure(rows: pd.DataFrame) -> Figure:
                 lost,
                 half.fillna(0.0),
                 label=mode,
-                marker=MARKERS[number],
-                linestyle=("-", "--", ":", "-.")[number % 4],
+                marker=look_of(mode).marker,
+                linestyle=look_of(mode).line,
+                color=look_of(mode).color,
             )
         ax.set_xscale("log", base=2)
         factors = sorted(of_rate.factor.unique())
@@ -291,7 +287,7 @@ def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
     scale = plt.Normalize(0, max(1.0, rows.updates_missed_mean.max() if len(rows) else 1.0))
     for ax, name in zip(axes[0], names, strict=False):
         of_workload = rows[rows.workload == name]
-        for place, mode in enumerate(rows["mode"].unique()):
+        for mode in in_order(rows["mode"]):
             points = of_workload[of_workload["mode"] == mode]
             ax.scatter(
                 points[across],
@@ -299,7 +295,7 @@ def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
                 c=points.updates_missed_mean,
                 label=mode,
                 norm=scale,
-                marker=MARKERS[place % len(MARKERS)],
+                marker=look_of(mode).marker,
             )
 
         # The front is ringed; words of equal points stand below each other.
@@ -342,23 +338,13 @@ def _span_what_is_known(axes: Axes, rows: pd.DataFrame, across: str) -> None:
     axes.set_xlim(low / wider, high * wider)
 
 
-GAIN_LOOKS = {
-    "sync": ("white", ""),
-    "lookahead": ("#56B4E9", "////"),
-    "hybrid, tau 4": ("#009E73", ""),
-    "hybrid, tau 16": ("#00593F", ""),
-    "async": ("#E69F00", "xxxx"),
-}
-"""Mode -> fill and hatching, which differ in grey, too."""
-
-
 @of_tables
 def which_mode_figure(rows: pd.DataFrame, windows: pd.DataFrame) -> Figure:
     """Left: samples/s over those of sync, a group of bars a cluster. Right: what rows 16 updates
     late lose in each test window of each stream, in time order (filled) and shuffled (open)."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.4), width_ratios=(1.15, 1))
     clusters = [*rows.cluster.unique()]
-    modes = [*rows["mode"].unique()]
+    modes = in_order(rows["mode"])
 
     # What each mode gains: the number of times stands at the end of its bar.
     height = 0.8 / len(modes)
@@ -366,8 +352,9 @@ def which_mode_figure(rows: pd.DataFrame, windows: pd.DataFrame) -> Figure:
         of_mode = rows[rows["mode"] == mode].drop_duplicates("cluster").set_index("cluster")
         times = of_mode.times_sync.loc[clusters].to_numpy()
         at = np.arange(len(clusters)) + (place - (len(modes) - 1) / 2) * height
-        fill, hatch = GAIN_LOOKS[mode]
-        looks = {"color": fill, "hatch": hatch, "edgecolor": "black", "linewidth": 0.5}
+        look = look_of(mode)
+        hatch = "...." if mode.endswith("tau 16") else look.hatch
+        looks = {"color": look.color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
         left.barh(at, times, height, label=mode, **looks)
         for y, value in zip(at, times, strict=True):
             left.text(value, y, f" {value:.1f}", va="center", fontsize=6)

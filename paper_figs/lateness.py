@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from paper_figs import SHORT
 from paper_figs.style import (
     GAP_LABEL,
     MARKERS,
-    gap_dots,
-    legend_below,
+    MODES,
+    ModeLook,
+    look_of,
     of_tables,
     show_ticks,
 )
@@ -32,20 +32,21 @@ def _short(name: str) -> str:
 
 @of_tables
 def lateness_figure(gaps: pd.DataFrame, moderator: pd.DataFrame, forest: pd.DataFrame) -> Figure:
-    """Left: the gap of rows 16 late, against the share of lookups of young ids, in time order
-    (filled) and shuffled (open), small behind a shuffle buffer. Middle: the gap of rows 7 late,
-    against s, the accumulator that Adagrad starts from over the squared gradients. Right: the
-    gaps of rows 16 late and of both 7 late, by stream and window. Bars 95 % of seeds and users.
+    """Left: the gap of rows 16 late, by stream and by the order of its training samples. Middle:
+    the gap of rows 7 late, against s, the accumulator that Adagrad starts from over the squared
+    gradients. Right: the gaps of rows 16 late and of both 7 late, by stream and window. Bars 95 %
+    of seeds and users.
     """
     figure, (left, middle, right) = plt.subplots(
         1, 3, figsize=(10.0, 4.4), width_ratios=(1, 0.9, 1.1)
     )
-    _against_bursts(left, gaps)
+    _by_order(left, gaps)
     _against_scale(middle, moderator)
-    _forest(right, forest)
+    _by_window(right, forest)
     figure.suptitle(
-        "Test AUC minus that of sync, below 0 a loss; bars 95 % over seeds and test users."
-        " Axes of AUC are linear within a thousandth, logarithmic beyond"
+        "What late rows cost: test AUC minus that of sync, below 0 a loss\n"
+        "Bars 95 % over seeds and test users; axes of AUC are linear within a thousandth,"
+        " logarithmic beyond"
     )
     return figure
 
@@ -55,145 +56,116 @@ def _not_yet(axes: Axes) -> None:
     axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color="0.4")
 
 
-def _gap_dots_at(axes: Axes, x: pd.Series, rows: pd.DataFrame, **style: Any) -> None:
-    """Dots of gaps with their intervals; a loss is a gap with the other sign."""
-    axes.errorbar(
-        x,
-        -1e3 * rows.loss,
-        yerr=1e3 * rows.loss_half_width_95,
-        linestyle="none",
-        capsize=2,
-        **style,
-    )
+HYBRID, ASYNC = (MODES[mode] for mode in ("hybrid", "async"))
 
 
-def _gap_axis(axes: Axes) -> None:
-    """The axis of gaps, linear within a thousandth."""
-    axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_yscale("symlog", linthresh=1)
-    show_ticks(axes, "y")
-    axes.set_ylabel(GAP_LABEL)
-
-
-def _against_bursts(axes: Axes, gaps: pd.DataFrame) -> None:
+def _by_order(axes: Axes, gaps: pd.DataFrame) -> None:
+    """Rows 16 late at sync's rates, of the first task of each stream: in time order, behind shuffle
+    buffers from the smallest on, and shuffled."""
     rows = gaps[
         (gaps.rows_late == 16)
         & (gaps.dense_late == 0)
         & (gaps.rates == "of sync")
         & (gaps.optimizer_start == 0)
         & (gaps.window == "test")
-        & gaps.b_16.notna()
     ]
-
-    # Only the first task of each stream; a loss is a gap with the other sign.
-    first = rows.groupby("data", sort=False).task.transform("first")
-    rows = rows[rows.task == first]
-    rows = rows.assign(loss=-rows.gap_to_sync, loss_half_width_95=rows.gap_to_sync_half_width_95)
-
-    # A colour a stream: filled in time order, hollow shuffled, small through a buffer.
-    for number, (data, of_stream) in enumerate(rows.groupby("data", sort=False)):
-        color = to_hex(f"C{number}")  # now: the cycle of colours is that of the style
-        marker = MARKERS[number % len(MARKERS)]
-        for order, fill, size in (("time", color, 6), ("shuffled", "none", 6)):
-            dots = of_stream[of_stream.order == order].iloc[:1]
-            name = f"{_short(data)}, {'time order' if order == 'time' else order}"
-            if len(dots):
-                _gap_dots_at(
-                    axes,
-                    dots.b_16,
-                    dots,
-                    marker=marker,
-                    color=color,
-                    markersize=size,
-                    markerfacecolor=fill,
-                    label=name,
-                )
-        behind = of_stream[of_stream.order.str.startswith("buffer")]
-        if len(behind):
-            _gap_dots_at(
-                axes,
-                behind.b_16,
-                behind,
-                marker=marker,
-                color=color,
-                markersize=2.5,
-                elinewidth=0.6,
-            )
-
-    # Shares over four powers of ten.
-    axes.set_xscale("log")
-    show_ticks(axes, "x", [m * 10.0**n for n in range(-4, 1) for m in (1, 2, 5)])
-    axes.set_xlabel("b(16): share of lookups whose id was\nfirst seen < 16 updates before")
-    axes.set_title("rows 16 updates late (small: buffers)")
-    _gap_axis(axes)
-    _legend_under(axes)
+    rows = rows[rows.task == rows.groupby("data", sort=False).task.transform("first")]
+    rows = rows[rows.groupby("data").order.transform("nunique") > 1]  # of drawn ones no order is
+    blocks: dict[str, list[ForestLine]] = {}
+    for data, of_stream in rows.groupby("data", sort=False):
+        each = of_stream.drop_duplicates("order")
+        buffers = pd.to_numeric(each.order.str.removeprefix("buffer-"), errors="coerce")
+        places = buffers.fillna(each.order.map({"time": 0.0, "shuffled": np.inf}))
+        for line in each.assign(place=places).sort_values("place").itertuples():
+            is_buffer = str(line.order).startswith("buffer")
+            name = f"buffer of {int(line.place):,}" if is_buffer else f"{line.order}"
+            name = "time order" if name == "time" else name
+            half = line.gap_to_sync_half_width_95
+            blocks.setdefault(_short(str(data)), []).append((name, line.gap_to_sync, half, HYBRID))
+    _forest(axes, blocks)
+    axes.set_title("Rows 16 updates late, by order of the samples")
 
 
 def _against_scale(axes: Axes, moderator: pd.DataFrame) -> None:
     # Losses over the scale, each data set with its mark.
     rows = moderator[(moderator.rows_late == 7) & (moderator.dense_late == 0)]
     for number, (data, of_stream) in enumerate(rows.groupby("data", sort=False)):
-        _gap_dots_at(
-            axes,
-            of_stream.s,
-            of_stream,
+        axes.errorbar(
+            of_stream.s + 0.1 * number,  # beside each other at 0
+            -1e3 * of_stream.loss,
+            yerr=1e3 * of_stream.loss_half_width_95,
+            linestyle="none",
+            capsize=2,
             marker=MARKERS[number],
-            color=to_hex(f"C{number}"),
-            label=_short(data),
+            color=HYBRID.color,
+            markerfacecolor=HYBRID.color if number == 0 else "white",
+            label=_short(str(data)),
         )
-    if moderator.empty:
-        _not_yet(axes)
 
     # From 0 on, where a logarithm alone would have no place for it.
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xlabel("s: start of Adagrad's accumulator over the\nmean squared row gradient of sync")
-    axes.set_title("rows 7 updates late, by the start of Adagrad")
-    _gap_axis(axes)
-    if not moderator.empty:
-        _legend_under(axes)
-
-
-def _legend_under(axes: Axes) -> None:
-    """The legend below the label of the axis, where no dot lies."""
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=6, loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2)
-
-
-def _forest(axes: Axes, forest: pd.DataFrame) -> None:
-    axes.axvline(0, color="black", linewidth=0.8)
-    if forest.empty:
+    axes.set_title("Rows 7 updates late, by start of Adagrad")
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_yscale("symlog", linthresh=1)
+    show_ticks(axes, "y")
+    axes.set_ylabel(GAP_LABEL)
+    if moderator.empty:
         _not_yet(axes)
-    # A heading for each lateness, and below it a line for each stream and the pooled one.
+    else:
+        axes.legend(loc="lower left")
+
+
+def _by_window(axes: Axes, forest: pd.DataFrame) -> None:
+    """Every stream and window below the heading of what is late."""
+    blocks: dict[str, list[ForestLine]] = {}
+    for line in forest.itertuples():
+        heading = f"rows {line.rows_late}, dense {line.dense_late} late"
+        where = "" if line.window in ("test", "pooled") else f", {WINDOWS[line.window]}"
+        name = f"{_short(line.data)}{where}{', pooled' if line.window == 'pooled' else ''}"
+        look = ASYNC if line.dense_late else HYBRID
+        blocks.setdefault(heading, []).append((name, -line.loss, line.loss_half_width_95, look))
+    _forest(axes, blocks)
+    axes.set_title("By stream and test window")
+
+
+ForestLine = tuple[str, float, float, ModeLook]
+"""Name, gap, half of its interval, and how it is drawn."""
+
+
+def _forest(axes: Axes, blocks: Mapping[str, Sequence[ForestLine]]) -> None:
+    """Gaps with their intervals, a line each, below headings in bold; what is pooled is hollow."""
+    axes.axvline(0, color="black", linewidth=0.8)
+    if not blocks:
+        _not_yet(axes)
     ticks: list[tuple[float, str]] = []
     at = 0.0
-    for (rows, dense), of_lateness in forest.groupby(["rows_late", "dense_late"], sort=False):
-        ticks.append((at, f"rows {rows}, dense {dense} late"))
-        for line in of_lateness.itertuples():
+    for heading, lines in blocks.items():
+        ticks.append((at, heading))
+        for name, gap, half, look in lines:
             at += 1.0
-            is_pooled = line.window == "pooled"
-            where = "" if line.window == "test" else f", {WINDOWS.get(line.window, line.window)}"
-            ticks.append((at, f"{_short(line.data)}{where}"))
+            ticks.append((at, name))
             axes.errorbar(
-                -1e3 * line.loss,
+                1e3 * gap,
                 at,
-                xerr=1e3 * line.loss_half_width_95,
+                xerr=1e3 * half,
                 capsize=2,
-                marker="D" if is_pooled else "o",
-                color="black",
-                markersize=5 if is_pooled else 3.5,
-                markerfacecolor="none" if is_pooled else "black",
+                marker=look.marker,
+                color=look.color,
+                markersize=3.5,
+                markerfacecolor="white" if name.endswith("pooled") else look.color,
             )
         at += 1.5
-    # The names stand at the left, headings in bold.
-    axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=6)
+
+    # The names stand at the left.
+    axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=6.5)
     for tick in axes.get_yticklabels():
-        tick.set_fontweight("bold" if tick.get_text().startswith("rows") else "normal")
-    axes.set_ylim(max(at, 1.0), -0.8)
+        tick.set_fontweight("bold" if tick.get_text() in blocks else "normal")
+    axes.set_ylim(max(at, 1.0) - 0.8, -0.8)
     axes.set_xscale("symlog", linthresh=1)
-    show_ticks(axes, "x")
+    show_ticks(axes, "x", (-30, -10, -3, -1, 0, 1, 3, 10, 30))
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(GAP_LABEL)
-    axes.set_title("by stream and window")
 
 
 TREATMENTS = {
@@ -258,7 +230,19 @@ def _places(rows: pd.DataFrame) -> tuple[list[tuple[float, str]], np.ndarray]:
 
 
 def _gaps_of(axes: Axes, places: np.ndarray, rows: pd.DataFrame, name: str) -> None:
-    gap_dots(axes, rows, places, name)
+    """A dot with its 95 % interval for each row, at these heights, as its base is drawn."""
+    axes.axvline(0, color="black", linewidth=0.8)
+    for base in dict.fromkeys(rows.base):
+        own, look = (rows.base == base).to_numpy(), look_of(base)
+        axes.errorbar(
+            1e3 * rows[name][own],
+            places[own],
+            xerr=1e3 * rows[f"{name}_half_width_95"][own],
+            fmt=look.marker,
+            color=look.color,
+            capsize=2.5,
+        )
+    axes.grid(axis="y", visible=False)
     axes.set_xscale("symlog", linthresh=1, linscale=1)
     show_ticks(axes, "x")
 
@@ -272,41 +256,51 @@ LINES = ("-", "--", "-.", ":")
 
 @of_tables
 def convergence_bound_figure(rows: pd.DataFrame, shares: pd.DataFrame) -> Figure:
-    """A panel per case at the largest T and B: bound and measured; then alpha of the data sets."""
+    """A panel per case at the largest T and B: bound and measured; below, alpha of the data
+    sets."""
     # The longest runs with the largest batches; a panel a case.
     rows = rows[(rows.updates == rows.updates.max()) & (rows.batch == rows.batch.max())]
     cases = list(dict.fromkeys(rows.case))
-    count = len(cases) + 1
-    widths = [1.0] * len(cases) + [1.35]
-    figure, axes = plt.subplots(1, count, figsize=(7.0, 3.5), width_ratios=widths)
-    for ax, case in zip(axes, cases, strict=False):
+    figure = plt.figure(figsize=(7.0, 6.4))
+    grid = figure.add_gridspec(2, len(cases), height_ratios=(1, 0.9))
+    above = [figure.add_subplot(grid[0, 0])]
+    above += [figure.add_subplot(grid[0, n], sharey=above[0]) for n in range(1, len(cases))]
+    for ax, case in zip(above, cases, strict=True):
         _bounds(ax, rows[rows.case == case])
-        ax.sharey(axes[0])
         alpha = rows[(rows.case == case) & (rows["mode"] == "hybrid")].alpha.max()
         ax.set_title(f"{CASES.get(case, case)}: $\\alpha$ = {alpha:.2g}")
 
     # One legend for the cases; alpha has its own.
-    axes[0].set_ylabel("mean of ‖∇f‖² over the run")
-    legend_below(figure, axes[0], loc="outside lower left", ncols=4)
-    _alphas(axes[-1], shares[shares.field == "all"])
+    above[0].set_ylabel("mean of ‖∇f‖² over the run")
+    above[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    _alphas(figure.add_subplot(grid[1, :]), shares[shares.field == "all"])
     updates, batch, seeds = (int(rows[c].iloc[0]) for c in ("updates", "batch", "seeds"))
     figure.suptitle(
-        f"Left: logistic regression, {updates:,} updates of {batch} samples, {seeds} seeds;"
-        " bars: 95 % t interval; axes logarithmic.\n"
-        "Right: lookups at rows that at most a share p of the samples read; vertical: p = 1/B.",
+        "How much late rows slow a convex problem down: proved (lines) and measured (markers)\n"
+        f"Logistic regression, {updates:,} updates of {batch} samples, {seeds} seeds, bars 95 %;"
+        " axes logarithmic"
     )
     return figure
 
 
 def _bounds(axes: Axes, rows: pd.DataFrame) -> None:
+    plain = rows[rows["mode"] == "sync"].iloc[0]
+    sync = MODES["sync"].color
+    axes.axhline(plain.bound, linestyle=":", color=sync, linewidth=1, label="bound, sync")
+    axes.axhline(plain.measured, linestyle="-", color=sync, linewidth=1, label="measured, sync")
+
+    # What is late: its bound as a line, what was measured as markers beside each other.
     for number, mode in enumerate(("hybrid", "async")):
         of_mode = rows[rows["mode"] == mode].sort_values("tau")
-        axes.plot(of_mode.tau, of_mode.bound, LINES[number], color="0.35", label=f"bound, {mode}")
+        look = MODES[mode]
+        line = look.line if mode == "async" else "--"
+        axes.plot(of_mode.tau, of_mode.bound, ls=line, color=look.color, label=f"bound, {mode}")
         axes.errorbar(
             of_mode.tau * (1 + 0.12 * number),
             of_mode.measured,
             yerr=of_mode.measured_half_width_95,
-            marker=MARKERS[number],
+            marker=look.marker,
+            color=look.color,
             linestyle="none",
             capsize=2,
             label=f"measured, {mode}",
@@ -317,55 +311,57 @@ def _bounds(axes: Axes, rows: pd.DataFrame) -> None:
     axes.plot(
         bold.tau,
         bold.measured_at_sync_step,
-        MARKERS[5],
-        markersize=4,
+        MODES["hybrid"].marker,
+        color=MODES["hybrid"].color,
+        markersize=6,
         linestyle="none",
         markerfacecolor="none",
         label="hybrid, step of sync",
     )
-
-    # Lines that do not depend on the lateness.
-    plain = rows[rows["mode"] == "sync"].iloc[0]
-    axes.axhline(plain.bound, linestyle=":", color="0.35", linewidth=1, label="bound, sync")
-    axes.axhline(plain.measured, linestyle="-", color="0.7", linewidth=1, label="measured, sync")
-    axes.axhline(plain.untrained, color="black", linewidth=0.8)
+    axes.axhline(plain.untrained, color="0.6", linewidth=0.8)
     axes.annotate(
         "most before training",
         (1, plain.untrained),
         textcoords="offset points",
-        xytext=(0, 2),
-        fontsize=6,
+        xytext=(0, -8),
+        fontsize=7,
     )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     taus = sorted(set(bold.tau))
     axes.set_xticks(taus, [f"{tau:g}" for tau in taus])
     axes.minorticks_off()
-    axes.set_xlabel("τ [updates]")
+    axes.set_xlabel("lateness τ [updates]")
 
 
 def _alphas(axes: Axes, shares: pd.DataFrame) -> None:
+    """Black: logs; grey: drawn streams. Each has a marker of its own."""
     for number, (name, of_data) in enumerate(shares.groupby("data", sort=False)):
+        is_drawn = str(name).startswith("synthetic")
         axes.plot(
             of_data.share_of_lookups,
             of_data.level,
-            LINES[number % len(LINES)],
-            marker=MARKERS[number % len(MARKERS)],
+            "--" if is_drawn else "-",
+            color="0.55" if is_drawn else "black",
+            linewidth=0.8,
+            marker=(MARKERS + "<>p")[number % 11],
             markevery=(number % 4, 5),
-            markersize=3,
-            label=name.replace("synthetic:", "syn. ").replace("kuairand-pure-14d", "kuairand"),
+            label=str(name).replace("synthetic:", "drawn, ").replace("synthetic", "drawn"),
         )
     # Left of these lines a row is read once a batch at most.
     for batch in BATCHES:
-        axes.axvline(1 / batch, color="black", linewidth=0.8)
+        axes.axvline(1 / batch, color="black", linewidth=0.8, linestyle=":")
         axes.annotate(
             f"1/{batch:,}",
-            (1 / batch, 1.01),
+            (1 / batch, 0.94),
             xycoords=("data", "axes fraction"),
-            fontsize=6,
-            ha="center",
+            fontsize=7,
+            ha="right",
         )
     axes.set_xscale("log")
-    axes.set_xlabel("share p of samples that read the row")
+    axes.set_xlabel("share p of the samples that read the row")
     axes.set_ylabel("share of lookups")
-    axes.legend(fontsize=5.5, loc="upper left", handlelength=2.5, frameon=True, framealpha=1)
+    axes.set_title(
+        "Lookups at rows that at most a share p of the samples read (dotted: p = 1/batch)"
+    )
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

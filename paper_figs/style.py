@@ -1,9 +1,10 @@
-"""What the figures share: reading tables, the style, markers, axes and dots of gaps, as bytes."""
+"""What the figures share: reading tables, the style, the looks of modes, axes of gaps, as bytes."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,55 @@ MARKERS = "osD^vPX*"  # so that lines differ in grey, too
 TICKS = (-1000, -100, -30, -10, -3, -1, -0.5, 0, 0.5, 1, 3, 10, 30, 100, 1000)
 """Ticks of an axis of gaps that is linear within a thousandth of AUC, logarithmic beyond."""
 GAP_LABEL = "AUC gap to sync [$10^{-3}$]"
+
+
+@dataclass(frozen=True, slots=True)
+class ModeLook:
+    """How a mode is drawn, in every figure; markers, lines and hatching differ in grey, too."""
+
+    color: str
+    marker: str
+    line: str | tuple[int, tuple[int, ...]]
+    hatch: str
+
+
+MODES = {
+    "sync": ModeLook("#000000", "o", "-", ""),
+    "lookahead": ModeLook("#0072B2", "s", "--", "////"),
+    "raw_hybrid": ModeLook("#56B4E9", "P", (0, (1, 1)), "++++"),
+    "hybrid": ModeLook("#009E73", "D", "-", ""),
+    "async": ModeLook("#E69F00", "^", "-.", "xxxx"),
+    "async_averaging": ModeLook("#CC79A7", "v", ":", "...."),
+}
+"""The looks of the modes, in the order in which every figure has them."""
+OTHER = ModeLook("#D55E00", "X", ":", "||||")
+"""The look of a system that has no mode of these."""
+
+
+def mode_of(name: str) -> str:
+    """The mode that a name of a line says; empty where it says none.
+
+    >>> mode_of("hybrid, tau 16"), mode_of("xdl_async"), mode_of("PaddlePaddle heter")
+    ('hybrid', 'async', '')
+    """
+    words = name.removeprefix("xdl_").replace(",", " ").split()
+    return next((word for word in words if word in MODES), "")
+
+
+def look_of(name: str) -> ModeLook:
+    """The look of a line by its name."""
+    return MODES.get(mode_of(name), OTHER)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each name once, modes in the order of `MODES`, those of rivals behind all others.
+
+    >>> in_order(["async", "xdl_sync", "hybrid, tau 4", "sync", "async"])
+    ['sync', 'hybrid, tau 4', 'async', 'xdl_sync']
+    """
+    order = [*MODES, ""]
+    each = dict.fromkeys(names)
+    return sorted(each, key=lambda name: (name.startswith("xdl_"), order.index(mode_of(name))))
 
 
 def of_tables(draw: Callable[..., Figure]) -> Callable[..., Figure]:
@@ -40,16 +90,6 @@ def no_small_text() -> None:
     """Draw what comes in this style with ticks and legends as large as all other text."""
     names = "xtick.labelsize", "ytick.labelsize", "legend.fontsize"
     plt.rcParams.update(dict.fromkeys(names, plt.rcParams["font.size"]))
-
-
-def gap_dots(axes: Axes, rows: pd.DataFrame, places: Any, name: str = "gap_to_sync") -> None:
-    """A dot with its 95 % interval for each row, at these heights, in thousandths of AUC."""
-    axes.axvline(0, color="black", linewidth=0.8)
-    half = 1e3 * rows[f"{name}_half_width_95"]
-    axes.errorbar(
-        1e3 * rows[name], places, xerr=half, fmt="o", color="black", markersize=4, capsize=2.5
-    )
-    axes.grid(axis="y", visible=False)
 
 
 def legend_below(figure: Figure, axes: Axes, **options: Any) -> None:

@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from paper_figs.style import MARKERS, legend_below, of_tables
+from paper_figs.style import MARKERS, in_order, legend_below, look_of, of_tables
 
 
 @of_tables
@@ -58,22 +57,25 @@ def scale_model_size_figure(rows: pd.DataFrame) -> Figure:
     """Left: five sizes in hybrid. Right: three modes at 100T. Bars: published; dots: the model."""
     sizes = rows[rows.series.str.endswith("hybrid")]
     modes = rows[rows.label == "100T"]
+    modes = modes.assign(name=[_mode(series.split()[-1]) for series in modes.series])
+    modes = modes.set_index("name").loc[in_order(modes.name)]
     figure, axes = plt.subplots(1, 2, figsize=(7.0, 2.4), sharey=True)
     # Each bar has its dot, and the error of the dot in words at its foot.
     for ax, part, labels, title in (
         (axes[0], sizes, list(sizes.label), "hybrid, parameters of the model"),
-        (axes[1], modes, [_mode(s.split()[-1]) for s in modes.series], "100T, mode"),
+        (axes[1], modes, list(modes.index), "100T, mode"),
     ):
         x = np.arange(len(part))
-        ax.bar(x, part.published / 1e6, 0.6, color="0.8", label="published")
-        ax.plot(x, part.model / 1e6, "o", color=to_hex("C1"), label="simulator (fitted)")
+        colors = [look_of(name).color for name in (labels if ax is axes[1] else part.series)]
+        ax.bar(x, part.published / 1e6, 0.6, color=colors, alpha=0.4, label="published")
+        ax.plot(x, part.model / 1e6, "o", color="black", mfc="white", label="simulator (fitted)")
         for k, error in zip(x, part.error, strict=True):
             ax.text(k, 0.08, f"{error:+.1%}", ha="center", fontsize=6.5)
         ax.set_xticks(x, labels)
         ax.set_xlabel(title)
         ax.grid(visible=False, axis="x")
     axes[0].set_ylabel("million samples per second")
-    axes[1].legend(loc="upper center")
+    axes[1].legend(loc="upper left")
     return figure
 
 
@@ -83,21 +85,12 @@ def _mode(published: str) -> str:
 
 
 DATA_SETS = ("taobao-ad", "avazu-ad", "criteo-ad", "kwai-video")
-SYSTEM_COLOURS = {
-    "Persia hybrid": 1,
-    "hybrid": 1,
-    "PaddlePaddle heter": 2,
-    "XDL async": 3,
-    "async": 3,
-    "XDL sync": 6,
-    "sync": 6,
-}
 
 
 @of_tables
 def scale_workers_figure(rows: pd.DataFrame) -> Figure:
-    """One panel a data set, one colour a system and mode: open markers are published, lines are
-    the model (full where a constant was fitted to the series, dashed where none was)."""
+    """One panel a data set, one colour a mode: open markers are published, lines are the model
+    (full where a constant was fitted to the series, dashed where none was)."""
     # The bars of one GPU without all-reduce are another experiment than the scaling series.
     rows = rows[~rows.note.fillna("").str.contains("all-reduce")]
     figure, axes = plt.subplots(1, 4, figsize=(7.2, 3.2))
@@ -115,16 +108,14 @@ def scale_workers_figure(rows: pd.DataFrame) -> Figure:
 
 
 def _workers_panel(ax: Axes, rows: pd.DataFrame, name: str) -> None:
-    for series, points in rows.groupby("series", sort=False):
-        points = points.sort_values("gpus")
+    rows = rows.assign(label=[_mode(series.removeprefix(f"{name} ")) for series in rows.series])
+    for label in in_order(rows.label):
+        points = rows[rows.label == label].sort_values("gpus")
+        color, marker = look_of(label).color, look_of(label).marker
         style = "-" if (points.kind == "fit").any() else "--"
-        label = str(series).removeprefix(f"{name} ")
-        number = SYSTEM_COLOURS[label]
-        color = to_hex(f"C{number}")  # now: the cycle of colours is the style's
-        look = {"color": color, "label": _mode(label)}
-        style += MARKERS[number] if points.published.isna().all() else ""  # tell them apart in grey
-        ax.plot(points.gpus, points.model / 1e3, style, color=look["color"], markersize=3)
-        ax.plot(points.gpus, points.published / 1e3, MARKERS[number], mfc="none", **look)
+        style += marker if points.published.isna().all() else ""  # tell them apart in grey
+        ax.plot(points.gpus, points.model / 1e3, style, color=color, markersize=3)
+        ax.plot(points.gpus, points.published / 1e3, marker, mfc="none", color=color, label=label)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(sorted(rows.gpus.unique()), [str(g) for g in sorted(rows.gpus.unique())])

@@ -88,7 +88,7 @@ def test_the_end_shows_paired_gaps_beside_the_published_and_what_has_syncs_own_o
 
 
 def test_the_time_to_sync_s_auc_is_over_that_of_xdl_sync_beside_the_published(figure: Figure):
-    lost, time, _ = figure.axes
+    lost, time, *_ = figure.axes
     heights = lost.get_yticks()
     right = [(0.9 * s / 400, s / 400, 1.2 * s / 400) for s in sorted(SECONDS.values())]
     taobao = [one for one in error_bars(time) if one[2][0] in heights[:3]]
@@ -105,14 +105,16 @@ def test_the_time_to_sync_s_auc_is_over_that_of_xdl_sync_beside_the_published(fi
 
 
 def test_hybrids_gap_is_followed_along_the_run_paired_by_seed(figure: Figure):
-    along = figure.axes[2]
-    lines = error_bars(along)
-    assert [label for label, *_ in lines] == [
-        "shape of taobao-ad, moon", "shape of avazu-ad, moon"
+    along = figure.axes[2:]
+    assert [axes.get_title() for axes in along] == [
+        "shape of taobao-ad\nmoon", "shape of avazu-ad\nmoon"
     ]  # fmt: skip
     half = T_975_OF_1 * 5.0  # gaps -10 and -20: standard error 5
-    for _, x, y, ends in lines:
-        assert x == pytest.approx([0.5, 1.0], abs=0.01)
+    for axes in along:
+        [(_, x, y, ends)] = error_bars(axes)
+        low, high = axes.get_ylim()
+        assert low < -15 - half and high > 2, "no point is cut off"
+        assert x == [0.5, 1.0]
         assert y == pytest.approx([-15.0, 2.0])
         assert ends[0] == pytest.approx((-15 - half, -15 + half))
 

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 
 from paper_figs import figure_of
 from paper_figs.auc import demo_figure, time_to_auc_figure
-from paper_figs.style import as_png
+from paper_figs.style import as_png, look_of
 from tests.paper_figs.read_back import bands, curves, error_bars, legend, tick_labels, write_table
 
 
@@ -51,7 +51,9 @@ def test_demo_shows_each_settings_gap_under_what_is_late_in_it(tmp_path):
     dots = [container.lines[0] for container in axes.containers]
     assert [dot.get_xdata()[0] for dot in dots] == pytest.approx([-1.5, 2.0, 3.0])
     assert [dot.get_ydata()[0] for dot in dots] == [1, 3, 4]
-    assert [dot.get_markerfacecolor() for dot in dots] == ["black", "black", "white"]
+    hybrid, late = look_of("hybrid").color, look_of("async").color
+    assert [dot.get_color() for dot in dots] == [hybrid, late, late]
+    assert [dot.get_markerfacecolor() for dot in dots] == [hybrid, late, "white"]
     ends = [[path.vertices[:, 0].tolist() for path in c.lines[2][0].get_paths()] for c in
             axes.containers]  # fmt: skip
     assert ends[0][0] == pytest.approx([-2.0, -1.0]) and ends[1][0] == pytest.approx([-2.0, 6.0])

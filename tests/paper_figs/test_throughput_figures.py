@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from paper_figs.style import look_of
 from paper_figs.throughput import (
     bench_embedding_figure,
     bench_peers_figure,
@@ -35,13 +36,14 @@ def test_scale_workers_draws_the_model_as_lines_and_the_published_points_as_open
     ]
     figure = scale_workers_figure(write_table(tmp_path / "scale_workers.csv", rows))
     taobao, avazu, criteo, kwai = figure.axes
-    model, published = taobao.lines[:2]
+    model, published = taobao.lines[2:]
     assert published.get_label() == "Persia hybrid"
     assert [*model.get_xdata()] == [2, 8] and [*model.get_ydata()] == [60.0, 170.0]
     assert [*published.get_ydata()] == [50.0, 160.0]
     assert (model.get_linestyle(), published.get_linestyle()) == ("-", "None")
     assert published.get_markerfacecolor() == "none" and model.get_marker() == "None"
-    assert published.get_color() == model.get_color() != taobao.lines[2].get_color()
+    assert published.get_color() == model.get_color() == look_of("hybrid").color
+    assert taobao.lines[0].get_color() == look_of("sync").color
     assert avazu.lines[0].get_linestyle() == "--", "nothing was fitted to this series"
     assert [*avazu.lines[0].get_ydata()] == [20.0] and [*avazu.lines[1].get_ydata()] == [30.0]
     assert all(math.isnan(y) for y in criteo.lines[1].get_ydata())
@@ -50,7 +52,7 @@ def test_scale_workers_draws_the_model_as_lines_and_the_published_points_as_open
     ]  # fmt: skip
     assert tick_labels(taobao) == ["2", "8"] and taobao.get_xlabel() == "GPUs"
     assert taobao.get_ylabel() == "thousand samples per second"
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["Persia hybrid", "XDL sync"]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["XDL sync", "Persia hybrid"]
     marks = [handle.get_marker() for handle in figure.legends[0].legend_handles]
     assert marks == [taobao.lines[1].get_marker(), taobao.lines[3].get_marker()], "told in grey"
     assert legend(kwai) == ["async_averaging"]
