@@ -35,6 +35,7 @@ URL_FILE = "store_url.json"
 TRIES = 6
 """Tries of each call, 31 s in all beside what the calls take."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,3}(?=[^/])")
+_NUMBER = re.compile(r"([0-9]+)")
 _DEPTH = 5
 """From a file of rows up to the folder of its run."""
 
@@ -280,9 +281,20 @@ def cached_file(url: str) -> Path:
     return file
 
 
+def by_number(name: str) -> tuple[list[str], list[int], str]:
+    """A key that sorts files by their names, in which numbers count by their value.
+
+    >>> sorted(["day-10.csv", "day-9.csv", "day-1.csv"], key=by_number)
+    ['day-1.csv', 'day-9.csv', 'day-10.csv']
+    """
+    words = _NUMBER.split(name)
+    return words[::2], [int(number) for number in words[1::2]], name
+
+
 def cached_files(url: str) -> list[Path]:
-    """The file at a URL, or those whose names match its pattern (``s3://bucket/day-*.parquet``), as
-    `cached_file` has them. Raises ValueError where none is, or where it cannot be had."""
+    """The file at a URL, or those whose names match its pattern (``s3://bucket/day-*.parquet``), in
+    the order of `by_number`, as `cached_file` has them. Raises ValueError where none is, or where
+    it cannot be had."""
     try:
         if not any(sign in url for sign in "*?["):
             return [cached_file(url)]
@@ -290,6 +302,6 @@ def cached_files(url: str) -> list[Path]:
         names = fnmatch.filter(Store(place).names(depth=1), pattern)
         if not names:
             raise OSError(f"no file matches {url}; correct the pattern")
-        return [cached_file(f"{place}/{name}") for name in names]
+        return [cached_file(f"{place}/{name}") for name in sorted(names, key=by_number)]
     except OSError as error:
         raise ValueError(str(error)) from error

@@ -18,7 +18,7 @@ import numpy as np
 from persia_sim.base.schema import Count, parse
 from runtime.config import TrainConfig
 from runtime.data.files import content_of, files_of
-from runtime.data.fingerprints import NO_ROWS, RowSet, alike
+from runtime.data.fingerprints import NO_ROWS, RowSet, alike, shares_stretches
 from runtime.data.rows import Rows
 from runtime.data.schema import Schema
 from runtime.data.source import (
@@ -258,15 +258,17 @@ class TrainedOn:
         return self._overlap(_count(placings, masks, None), judged)
 
     def _overlap(self, placed: int, judged: RowSet) -> Overlap:
-        """Rows that are known by their place, and by what they hold where these are more than meet
-        by chance."""
+        """Rows that are known by their place, and by what they hold, or by the order in which they
+        stand, where these are more than meet by chance."""
         by_content = alike(judged, self.rows, placed)
-        is_more = by_content.rows - placed > by_content.by_chance
+        in_order = shares_stretches(judged, self.rows, placed)
+        by_rows = by_content.rows if by_content.rows - placed > by_content.by_chance else 0
+        is_more = max(by_rows, in_order) > placed
         return Overlap(
             rows=judged.size,
-            trained=by_content.rows if is_more else placed,
+            trained=max(placed, by_rows or in_order),
             alike=max(by_content.rows, placed),
-            about=is_more and not (judged.knows_all and self.rows.knows_all),
+            about=is_more and not (by_rows and judged.knows_all and self.rows.knows_all),
             at_least=is_more and self.lineage.in_part,
             unknown=self.lineage.unknown,
         )
@@ -395,7 +397,7 @@ class RunLineage:
     def trained(self, samples: int, of_run: RowSet, *, in_part: bool) -> TrainedOn:
         """All rows so far, ``of_run`` those of this run."""
         lineage = self.lineage(samples, in_part=in_part)
-        return TrainedOn(lineage=lineage, rows=of_run.or_those_of(self.before.rows))
+        return TrainedOn(lineage=lineage, rows=of_run.behind(self.before.rows))
 
 
 def _newest(origins: Sequence[Origin]) -> list[Origin]:

@@ -6,18 +6,21 @@ They are a file beside a checkpoint or in an export.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from persia_sim.base.schema import Count, fit
-from runtime.data.fingerprints import RowSet
+from runtime.data.fingerprints import NO_ROWS, RowSet
 from runtime.files import BrokenFileError, read_arrays, write_arrays
 
 Sketches = tuple[RowSet, RowSet]
 """The samples that trained a run itself, and those that trained what it was started from."""
 _SKETCHES = ("own", "before")
+_STRETCHES = "stretches "
+"""Before the name of a sketch: that of its rows in their order."""
 
 
 def _sketch_in(
@@ -40,13 +43,20 @@ def _sketch_in(
 def read_sketches(file: Path, digest: str) -> Sketches:
     """What `write_sketches` wrote; `BrokenFileError` for any other content."""
     facts, arrays = read_arrays(file, digest)
-    of_run, before = (_sketch_in(file, facts, arrays, name) for name in _SKETCHES)
+    of_run, before = (
+        replace(
+            _sketch_in(file, facts, arrays, name),
+            stretches=_sketch_in(file, facts, arrays, _STRETCHES + name),
+        )
+        for name in _SKETCHES
+    )
     return of_run, before
 
 
 def write_sketches(file: Path, sketches: Sketches) -> str:
     """Write and flush them; gives the file's digest."""
     named = dict(zip(_SKETCHES, sketches, strict=True))
+    named |= {_STRETCHES + name: rows.stretches or NO_ROWS for name, rows in named.items()}
     arrays = {f"{name} values": rows.values for name, rows in named.items()}
     arrays |= {f"{name} counts": rows.counts for name, rows in named.items()}
     facts = {name: [rows.limit, rows.size] for name, rows in named.items()}

@@ -62,7 +62,7 @@ from runtime.object_store import (
     store_behind,
 )
 
-FORMAT = "persia-testbed-run-4"
+FORMAT = "persia-testbed-run-5"
 
 
 class Means(TypedDict):
@@ -280,7 +280,7 @@ class Checkpoint:
         lineage = self.state.lineage
         if not lineage.origins:
             lineage = Lineage(unknown=[str(self.folder)])
-        return TrainedOn(lineage=lineage, rows=of_run.or_those_of(before))
+        return TrainedOn(lineage=lineage, rows=of_run.behind(before))
 
     def started_from(self) -> TrainedOn:
         """The samples that trained the models that its run was started from."""

@@ -43,6 +43,8 @@ class Layout:
     """Whether a sample's weight stands behind its labels."""
     group: str | None = None
     """The field whose ids group the samples for GAUC, one a sample (a user); no model sees it."""
+    absent_group: int | None = None
+    """The id of `group` in a sample that has none: it is in no group."""
 
     def __post_init__(self) -> None:
         if not self.fields or not self.tasks:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from runtime.data.convert import MISSING, Values, column_values, label_values
+from runtime.data.convert import Values, column_values, label_values
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
+from runtime.data.ids import MISSING
 from runtime.data.rows import (
     Rows,
     absent_share,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.data.ids import hash_integers, hash_texts, join_hashes
+from runtime.data.ids import MISSING, hash_integers, hash_texts, join_hashes
 from runtime.data.rows import (
     ArrowArray,
     is_list,
@@ -23,8 +23,6 @@ from runtime.data.rows import (
 )
 from runtime.data.schema import LARGEST_FEATURE, Column, Schema
 
-MISSING = hash_texts([""])[0]
-"""The value hash of "no value": that of the empty text."""
 _NO_NUL = "a text must hold no NUL byte; is the file binary, or UTF-16?"
 
 

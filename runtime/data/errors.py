@@ -18,7 +18,7 @@ import stat
 from pathlib import Path
 
 from persia_sim.base.files import kind_of
-from runtime.object_store import cached_files, url_of
+from runtime.object_store import by_number, cached_files, url_of
 
 
 class DataError(ValueError):
@@ -203,15 +203,15 @@ def _rows_in(block: bytes) -> int:
 
 
 def matching(folder: Path, name: str) -> list[Path]:
-    """The file, or the pattern's files in the order of their names; DataError where none is."""
+    """The file, or the pattern's files in the order of `by_number`; DataError where none is."""
     if url_of(name) is not None:
         return cached_files(name)
     if not any(sign in name for sign in "*?["):
         return [folder / name]
     try:
-        result = sorted(path for path in folder.glob(name) if path.is_file())
+        found = [path for path in folder.glob(name) if path.is_file()]
     except (ValueError, NotImplementedError) as error:
         raise DataError(f"{name!r} is no pattern of files in {folder}: {error}") from error
-    if not result:
+    if not found:
         raise DataError(f"no file in {folder} matches {name!r}\n  correct the pattern")
-    return result
+    return sorted(found, key=lambda path: by_number(str(path)))

@@ -1,5 +1,9 @@
 """Rows known by what they hold: a fingerprint of each, and a bounded sketch of any number of them.
 
+Rows of a few values meet others by chance. What tells those that were read from those that look the
+same is their order: a stretch of rows, one behind the other, stands nowhere else by chance. So a
+sketch holds fingerprints of rows, and of stretches.
+
 A fingerprint is of what a model reads of a row, its ids and dense features, as they come out of the
 reader: so it is the same in whatever file, format, place or order the row stands, and its label may
 be another one. Shape letters: B samples, F fields, N ids, D dense features.
@@ -10,15 +14,22 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from runtime.data.batch import Batch
 from runtime.data.ids import mix64
 
+_READ_AGAIN = 0.95
+"""This share of a run's rows stands in what trained before where these are the same rows."""
 MOST_ROWS = 1 << 18
-"""Distinct rows that a sketch holds, of 12 bytes each: up to so many it knows every row."""
+"""Distinct rows that a sketch holds, and as many stretches, of 12 bytes each: up to so many it
+knows every row."""
+STRETCH = 16
+"""Rows of a stretch: with 20 different rows two stretches are equal once in 20**16."""
+_BASE = 0x9E3779B97F4A7C15
+_INVERSE = pow(_BASE, -1, 2**64)
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _OF_LENGTHS, _OF_DENSE = np.uint64(0xD1B54A32D192ED03), np.uint64(0x8CB92BA72F3D8DD7)
 """Odd numbers: what stands at another place, or is of another kind, gives another term."""
@@ -75,6 +86,26 @@ def _of_lengths(offsets: np.ndarray, samples: int) -> np.ndarray:
     return sums
 
 
+def stretches(values: np.ndarray) -> np.ndarray:
+    """uint64 [n - STRETCH + 1]: a fingerprint of each stretch of n rows, from theirs."""
+    if len(values) < STRETCH:
+        return np.empty(0, np.uint64)
+
+    # Sums of values times powers of an odd number, modulo 2**64, where it has an inverse: so that
+    # a stretch gives the same wherever it begins.
+    sums = np.concatenate([[np.uint64(0)], np.cumsum(values * _powers(_BASE, len(values)))])
+    windows = sums[STRETCH:] - sums[:-STRETCH]
+    return mix64(windows * _powers(_INVERSE, len(windows)))
+
+
+def _powers(base: int, count: int) -> np.ndarray:
+    """uint64 [count]: 1, base, its square, ..., modulo 2**64."""
+    factors = np.full(count, base, np.uint64)
+    factors[:1] = 1
+    result: np.ndarray = np.cumprod(factors)
+    return result
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSet:
     """The distinct rows of a sketch at one instant."""
@@ -87,6 +118,8 @@ class RowSet:
     """Up to this fingerprint every row is in here; of a sketch that is not full, of all rows."""
     size: int
     """Rows in all."""
+    stretches: RowSet | None = None
+    """Those of the rows in the order in which they were read; None where nobody knows it."""
 
     @property
     def knows_all(self) -> bool:
@@ -98,20 +131,41 @@ class RowSet:
         if limit >= self.limit:
             return self
         here = self.values <= np.uint64(limit)
-        return RowSet(
-            values=self.values[here], counts=self.counts[here], limit=limit, size=self.size
-        )
+        return replace(self, values=self.values[here], counts=self.counts[here], limit=limit)
 
     def plus(self, other: RowSet) -> RowSet:
         """Both, of which none is a row of the other."""
         return self._with(other, np.add)
 
-    def or_those_of(self, other: RowSet) -> RowSet:
-        """Both, of which some are rows of the other, read again: what they hold counts as often as
-        in the one where it is more frequent."""
-        return self._with(other, np.maximum)
+    def behind(self, before: RowSet) -> RowSet:
+        """The rows of a run behind those that trained what it was started from.
+
+        Where these are other rows, both count, so that what repeats by chance from one to the next
+        counts as repeated. Where they are the same, read again, they count once: then one stands in
+        the order of the other, or next to all of them are there.
+        """
+        read_again = shares_stretches(self, before) or self._lies_in(before)
+        return self._with(before, np.maximum if read_again else np.add)
+
+    def _lies_in(self, other: RowSet) -> bool:
+        """Whether the other has next to all of these rows, each as often."""
+        limit = min(self.limit, other.limit)
+        ours = self.up_to(limit)
+        theirs = other.up_to(limit)
+        if not len(ours.values) or not len(theirs.values):
+            return False
+        place = np.minimum(np.searchsorted(theirs.values, ours.values), len(theirs.values) - 1)
+        there = np.where(theirs.values[place] == ours.values, theirs.counts[place], 0)
+        return int(np.minimum(there, ours.counts).sum()) >= _READ_AGAIN * int(ours.counts.sum())
 
     def _with(self, other: RowSet, joins: np.ufunc) -> RowSet:
+        whole = self._rows_with(other, joins)
+        if self.stretches is None and other.stretches is None:
+            return whole
+        ours = self.stretches or NO_ROWS
+        return replace(whole, stretches=ours._rows_with(other.stretches or NO_ROWS, joins))
+
+    def _rows_with(self, other: RowSet, joins: np.ufunc) -> RowSet:
         limit = min(self.limit, other.limit)
         parts = [self.up_to(limit), other.up_to(limit)]
         values, place = np.unique(np.concatenate([p.values for p in parts]), return_inverse=True)
@@ -142,6 +196,8 @@ class Sketch:
     _rows: RowSet = NO_ROWS
     _waiting: list[np.ndarray] = field(default_factory=list)
     _waits: int = 0
+    _last: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
+    """The last rows, with which the next stretches begin."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, values: np.ndarray) -> None:
@@ -165,10 +221,29 @@ class Sketch:
         waiting = np.concatenate(self._waiting)
         self._waiting = []
         self._waits = 0
-        limit = self._rows.limit
-        values, counts = np.unique(waiting[waiting <= np.uint64(limit)], return_counts=True)
-        fresh = RowSet(values=values, counts=counts, limit=limit, size=len(waiting))
-        self._rows = self._rows.plus(fresh)
+        in_order = np.concatenate([self._last, waiting])
+        self._last = in_order[max(len(in_order) - STRETCH + 1, 0) :]
+        before = self._rows.stretches or NO_ROWS
+        fresh = _counted(waiting, self._rows.limit)
+        of_stretches = _counted(stretches(in_order), before.limit)
+        self._rows = self._rows.plus(replace(fresh, stretches=of_stretches))
+
+
+def _counted(values: np.ndarray, limit: int) -> RowSet:
+    """Fingerprints up to a limit, each with how often it is there."""
+    distinct, counts = np.unique(values[values <= np.uint64(limit)], return_counts=True)
+    return RowSet(values=distinct, counts=counts, limit=limit, size=len(values))
+
+
+def shares_stretches(one: RowSet, other: RowSet, known: int = 0) -> int:
+    """About how many rows of one stand in the other in the same order, if these are more than meet
+    by chance, ``known`` of which are known otherwise; else 0."""
+    if one.stretches is None or other.stretches is None:
+        return 0
+    same = alike(one.stretches, other.stretches, known)
+    if same.rows - known <= same.by_chance:
+        return 0
+    return min(same.rows + STRETCH - 1, one.size)  # as of one piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

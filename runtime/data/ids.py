@@ -172,3 +172,7 @@ def scatter56(ranks: np.ndarray) -> np.ndarray:
         z = (z * odd) & VALUE_MASK
         z ^= z >> np.uint64(VALUE_BITS // 2)
     return z
+
+
+MISSING = hash_texts([""])[0]
+"""The value hash of "no value": that of the empty text."""

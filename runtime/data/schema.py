@@ -2,7 +2,7 @@
 
 name = "mine"
 file = "clicks.csv"                        # relative to this file; parquet, CSV, also .gz;
-                                           # or a pattern: "day-*.parquet", in order of names
+                                           # or a pattern: "day-*.parquet", day-9 before day-10
 labels = ["clicked"]
 regression = ["watch_s"]                   # labels that are numbers; else they are 0 and 1
 optional = ["bought"]                      # labels that some rows lack: absent ones count nothing
@@ -32,12 +32,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
+
 from persia_sim.base.files import parsed
 from persia_sim.base.schema import Checked, Within, check_fields, notes_of, parse
 from runtime.data.batch import Field, Layout, Pooling
 from runtime.data.errors import DataError, regular_file
 from runtime.data.formats import Format
-from runtime.data.ids import MAX_FIELDS
+from runtime.data.ids import MAX_FIELDS, MISSING, tag
 from runtime.data.split import Split
 
 Kind = Literal["categorical", "bucket", "multi", "sequence", "numeric"]
@@ -369,7 +371,16 @@ class Schema:
             optional=self._tasks_of(self.optional),
             weighted=self.weight is not None,
             group=self.group,
+            absent_group=self._absent_group,
         )
+
+    @property
+    def _absent_group(self) -> int | None:
+        """The id of an absent value of the column that groups samples."""
+        if self.group is None:
+            return None
+        names = [column.name for column in self.id_columns]
+        return int(tag(self.field_numbers[names.index(self.group)], np.array([MISSING]))[0])
 
 
 def _doubled(names: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """The table of a schema as a stream of rows: its files one after another, small tables joined on.
 
-Parquet, CSV and its kin, in bounded memory. A pattern's files come in the order of their names.
+Parquet, CSV and its kin, in bounded memory. A pattern's files come in the order of their names, in
+which numbers count by their value.
 """
 
 from __future__ import annotations

@@ -78,6 +78,9 @@ def _of_clicks(score: Mapping[str, Any]) -> Facts:
         ),
         ("calibration", f"{score['calibration']:.3f}, mean prediction over mean label"),
     ]
+    if score.get("without_group"):
+        anonymous = f"{score['without_group']:,} samples, in no group"
+        facts.append(("without a group", anonymous))
     if score.get("gauc_groups"):
         groups = counted(score["gauc_groups"], "group")
         facts += [

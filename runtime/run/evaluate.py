@@ -18,6 +18,7 @@ from runtime.config import EngineConfig
 from runtime.data.batch import Batch
 from runtime.data.files import files_of
 from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints
+from runtime.data.ids import mix64
 from runtime.data.source import Part, Source, rebatch
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.batch_rows import ABSENT, Handle
@@ -165,6 +166,12 @@ def evaluate(
     predictions, labels = (np.concatenate([batch[k] for batch in scored]) for k in (0, 1))
     grouped = [ids for _, _, ids in scored if ids is not None]
     groups = np.concatenate(grouped) if grouped else None
+
+    # Who is not known is nobody else: a group of one sample each, of which no list can be judged.
+    known_groups = None
+    if groups is not None and layout.absent_group is not None:
+        known_groups = groups != np.uint64(layout.absent_group)
+        groups = np.where(known_groups, groups, mix64(np.arange(len(groups), dtype=np.uint64)))
     labels, weights = np.split(labels, [len(layout.tasks)], axis=1)
     weight = weights[:, 0].astype(np.float64) if weights.shape[1] else None
     # A task is judged by the samples that have its label.
@@ -173,12 +180,14 @@ def evaluate(
         known = ~np.isnan(labels[:, k])
         of_task = labels[:, k][known]
         predicted = predictions[:, k][known]
-        of_weight, of_groups = (None if a is None else a[known] for a in (weight, groups))
+        of_weight, of_groups, of_known = (
+            None if a is None else a[known] for a in (weight, groups, known_groups)
+        )
         if name in layout.regression:
             tasks[name] = regression_score(of_task, predicted, of_weight)
         else:
             top = learner.config.evaluation.top
-            tasks[name] = score(of_task, predicted, of_groups, of_weight, top)
+            tasks[name] = score(of_task, predicted, of_groups, of_weight, top, of_known)
 
     # What looks wrong, and how many ids had a row.
     health = _health(worker, tasks, predictions, learner.config.model.name)

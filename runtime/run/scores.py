@@ -34,6 +34,9 @@ class TaskScore:
     """Groups that it is of: those that hold both labels."""
     gauc_groups_left_out: int = 0
     """Groups that hold one label only."""
+    without_group: int = 0
+    """Samples that are in no group, as their user is not known: no figure within groups has
+    them."""
     recall: float = float("nan")
     """Recall@K: the share of a group's clicks among its K best predictions, mean over the groups
     of ``gauc``."""
@@ -62,6 +65,7 @@ class TaskScore:
             left_out |= {"mse", "mae", "rmse", "trivial_mse"}
         if not self.k:
             left_out |= {"gauc", "gauc_groups", "gauc_groups_left_out", "recall", "ndcg"}
+            left_out.add("without_group")
         renamed = {name: f"group_{name}@{self.k}" for name in ("recall", "ndcg")}
         items = asdict(self).items()
         return {renamed.get(name, name): value for name, value in items if name not in left_out}
@@ -107,9 +111,11 @@ def score(
     groups: np.ndarray | None = None,
     weights: np.ndarray | None = None,
     top: int = 10,
+    grouped: np.ndarray | None = None,
 ) -> TaskScore:
     """The figures of one task; ``groups`` [n]: whose samples they are, for GAUC, Recall and NDCG
-    at ``top``; ``weights`` [n]: what each sample counts."""
+    at ``top``; ``weights`` [n]: what each sample counts; ``grouped`` [n]: whether it is in any
+    group, None where all are."""
     # What cannot be scored: no label, one class only, predictions that are no numbers.
     if not _weighs(labels, weights):
         return _NOTHING
@@ -138,6 +144,10 @@ def score(
         return result
 
     # Figures within groups.
+    if grouped is not None:
+        rising = rising[grouped[rising]]
+    if not len(rising):
+        return replace(result, k=top, without_group=len(labels))
     in_groups = rising[np.argsort(groups[rising], kind="stable")]
     gauc, gauc_groups, left_out = group_auc(labels, predictions, groups, in_groups)
     recall, ndcg = at_top(labels, predictions, groups, top, in_groups)
@@ -149,6 +159,7 @@ def score(
         gauc=gauc,
         gauc_groups=gauc_groups,
         gauc_groups_left_out=left_out,
+        without_group=len(labels) - len(rising),
     )
 
 

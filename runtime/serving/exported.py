@@ -266,7 +266,7 @@ def read_trained_on(folder: Path) -> TrainedOn | None:
     if TRAINED not in manifest.files:
         return None
     of_run, before = read_sketches(folder / TRAINED, manifest.files[TRAINED])
-    return TrainedOn(lineage=manifest.lineage, rows=of_run.or_those_of(before))
+    return TrainedOn(lineage=manifest.lineage, rows=of_run.behind(before))
 
 
 def _shape(layout: Layout, tables: dict[str, TableConfig]) -> InputShape:

@@ -226,8 +226,14 @@ def test_any_choice_of_rows_is_counted_right_in_any_order_and_file(
 
     order = frame.merge(table(home).reset_index(), how="left", on=["user", "item", "tags", "price"])
     assert len(order) == len(frame)
-    assert found.trained == (order["index"][:first] < 512).sum()
+    count = (order["index"][:first] < 512).sum()
+    assert found.alike == count
     assert found.rows == len(frame[:first])
+
+    # A single one may be chance: no two of the 512 are equal, so that of as many pairs twice over 4
+    # may be, and two deviations more.
+    expected = 4 * len(frame[:first]) * 512 / (512 * 511 / 2)
+    assert found.trained == (count if count > expected + 2 * expected**0.5 else 0)
 
 
 # The whole line.
@@ -391,6 +397,38 @@ def test_rows_of_few_values_that_meet_by_chance_are_no_training_rows(tmp_path, c
     assert judged(run, tmp_path / "early.toml")["rows_trained_on"] == 300
 
 
+@pytest.mark.law17
+def test_rows_of_few_values_are_known_by_their_order_in_another_file(tmp_path, capsys):
+    """800 rows train; saved again, with the split moved, 300 of them are to judge."""
+    few_values(1).to_csv(tmp_path / "clicks.csv", index=False)
+    (tmp_path / "then.toml").write_text(FEW)
+    run = trained(tmp_path / "then.toml", tmp_path / "run")
+    few_values(1).to_parquet(tmp_path / "again.parquet")
+    early = FEW.replace("clicks.csv", "again.parquet").replace("test_from = 8", "test_from = 5")
+    (tmp_path / "early.toml").write_text(early)
+    assert judged(run, tmp_path / "early.toml")["rows_trained_on"] == 300
+    capsys.readouterr()
+    words = ["--data.name", str(tmp_path / "early.toml"), "--warm-start", str(run)]
+    assert main(["train", *SMALL, *words, "--out", str(tmp_path / "new")]) == 2
+    assert "300 samples of the test part were trained on" in capsys.readouterr().err
+
+
+@pytest.mark.law17
+@pytest.mark.parametrize("seed", range(2))
+def test_days_drawn_apart_of_few_values_train_one_after_the_other(seed, tmp_path):
+    """On the sixth day a third of its samples hold what one of the days before held, by chance."""
+    days = 7
+    for day in range(days + 1):
+        few_values(100 * seed + day, 120).to_csv(tmp_path / f"day{day}.csv", index=False)
+    run: Path | None = None
+    for day in range(days):
+        split = f'split = {{ test_file = "day{day + 1}.csv" }}'
+        schema = f'name = "a day"\nfile = "day{day}.csv"\nlabels = ["label"]\n{split}\n'
+        (tmp_path / f"day{day}.toml").write_text(schema + 'columns = ["user", "item"]\n')
+        warm = [] if run is None else ["--warm-start", str(run)]
+        run = trained(tmp_path / f"day{day}.toml", tmp_path / f"run{day}", "--steps", "2", *warm)
+
+
 def test_a_full_sketch_gives_an_estimate(tmp_path, monkeypatch, capsys):
     """With room for 64 of 640 rows; 560 of 720 have trained: four standard deviations of a sample
     of 64 of these are 11 %."""
@@ -403,7 +441,7 @@ def test_a_full_sketch_gives_an_estimate(tmp_path, monkeypatch, capsys):
     assert "warning: about " in capsys.readouterr().out
     same = schema_in(tmp_path, "data/clicks.csv", '{ column = "day", test_from = 1 }')
     assert judged(run, same)["rows_trained_on"] == 560
-    assert (complete_checkpoints(run)[0] / TRAINED).stat().st_size < 64 * 12 + 512
+    assert (complete_checkpoints(run)[0] / TRAINED).stat().st_size < 2 * 64 * 12 + 512
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

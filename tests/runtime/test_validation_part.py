@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from runtime.config import CheckpointConfig, DataConfig, EvaluationConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
@@ -18,6 +20,7 @@ from runtime.data.open import open_source
 from runtime.data.schema import Column, Schema
 from runtime.data.source import Part
 from runtime.data.split import Split
+from runtime.run.folder import read_predictions
 from runtime.run.record import run_into
 from runtime.run.session import train
 from runtime.serving.trained import evaluate_run
@@ -154,3 +157,35 @@ def test_the_group_is_one_id_of_each_sample():
         Layout(fields=layout.fields, group="tags").groups(batch)
     with pytest.raises(ValueError, match="group must be the name of an id field, got 'age'"):
         Layout(fields=layout.fields, dense=("age",), group="age")
+
+
+def test_samples_without_a_user_are_in_no_group(tmp_path):
+    """Two thirds of them: GAUC, recall and NDCG are of the others, by scikit-learn; each anonymous
+    one is a user of its own where users are drawn again for an interval."""
+    draw = np.random.default_rng(3)
+    user, item = draw.integers(0, 30, 900), draw.integers(0, 20, 900)
+    frame = pd.DataFrame({"user": user, "item": item, "label": draw.integers(0, 2, 900)})
+    frame["user"] = frame["user"].astype(object).where(user < 10, "")
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    schema = 'name = "a"\nfile = "a.csv"\nlabels = ["label"]\ngroup = "user"\n'
+    schema += 'split = { test_fraction = 0.5 }\ncolumns = ["user", "item"]\n'
+    (tmp_path / "a.toml").write_text(schema)
+    data = DataConfig(name=str(tmp_path / "a.toml"), keep=False)
+    run_into(tmp_path / "run", TrainConfig(batch=32, data=data))
+
+    found = read_predictions(tmp_path / "run")
+    test = frame[450:].assign(p=found.predictions[:, 0], group=found.groups)
+    known = test[test["user"] != ""]
+    anonymous = test[test["user"] == ""]
+    aucs = [
+        (len(of), roc_auc_score(of["label"], of["p"]))
+        for _, of in known.groupby("user")
+        if of["label"].nunique() == 2
+    ]
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())["tasks"]["label"]
+    mean = sum(size * auc for size, auc in aucs) / sum(size for size, _ in aucs)
+    assert told["gauc"] == pytest.approx(mean, abs=1e-12)
+    assert (told["gauc_groups"], told["gauc_groups_left_out"]) == (len(aucs), 10 - len(aucs))
+    assert told["without_group"] == len(anonymous) > 200
+    assert anonymous["group"].nunique() == len(anonymous)
+    assert not set(anonymous["group"]) & set(known["group"])

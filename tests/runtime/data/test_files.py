@@ -14,10 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime.data.batch import Batch
-from runtime.data.convert import MISSING
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
-from runtime.data.ids import hash_integers, join_hashes, tag
+from runtime.data.ids import MISSING, hash_integers, join_hashes, tag
 from runtime.data.schema import Column, Schema
 from runtime.data.split import Split
 from tests.oracles.reference.initial import hash_text

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data.convert import MISSING, column_values
-from runtime.data.ids import hash_integers
+from runtime.data.convert import column_values
+from runtime.data.ids import MISSING, hash_integers
 from runtime.data.rows import absent_share, number_of, whole_number_of
 from runtime.data.schema import Column
 

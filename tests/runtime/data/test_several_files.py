@@ -87,6 +87,13 @@ def test_files_of_a_pattern_are_one_table_in_the_order_of_their_names(folder, fi
     assert several.provenance().train_rows == one.provenance().train_rows
 
 
+def test_day_10_comes_after_day_9(tmp_path):
+    for day in range(1, 12):
+        (tmp_path / f"day-{day}.csv").write_text(f"user,item,label\n{day},{day},{day % 2}\n")
+    found = source(tmp_path, "day-*.csv", Split(test_fraction=0.1))
+    assert [path.stem for path in found.main_files] == [f"day-{day}" for day in range(1, 12)]
+
+
 @pytest.mark.parametrize("kind", ["multi", "sequence", "categorical", "bucket", "numeric"])
 def test_a_file_in_which_a_column_is_nothing_but_nulls_has_no_type_for_it(kind, tmp_path):
     """As pandas writes a column of None: the same rows as where its type is known."""
