@@ -25,7 +25,7 @@ from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.models.networks import BUILT_IN
-from runtime.rank.feed import Feed, StepEnds, TrainedRows, stream_from
+from runtime.rank.feed import Feed, StepEnds, TrainedRows, steps_ahead, stream_from
 from runtime.rank.learner import Learner, draws_random_numbers
 from runtime.rank.progress import Meter, SpanRecorder
 from runtime.stop import Stop
@@ -236,6 +236,7 @@ def _feed(
         asks=asks,
         trained=trained,
         ends=ends,
+        ahead=steps_ahead(-(-config.batch_per_push // (config.sync.ranks if barrier else 1))),
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig
 from runtime.data.fingerprints import fingerprints
+from runtime.engines.loading.loaded_source import TOGETHER
 from runtime.rank import feed as feed_module
 from runtime.rank.feed import Feed, TrainedRows, training_stream
 from runtime.rank.learner import Learner
@@ -253,17 +254,30 @@ def wait_for_readers() -> None:
 
 def test_samples_of_later_steps_are_asked_for_ahead_and_again_when_half_are_used():
     names = Names()
-    feed = Feed(training_stream(config(batch=2), numbered()), 1, True, Stop(), asks=names)
+    feed = Feed(training_stream(config(batch=2), numbered(400)), 1, True, Stop(), asks=names)
     asked = []
-    for step in range(20):
+    for step in range(80):
         assert feed.take(0, step).batch.dense[0, 0] == 2 * step
         wait_for_readers()
         asked.append(len(names.asked))
     # Behind the first batch as many as a window; then anew whenever less than half of it is left.
     window = feed_module.AHEAD_STEPS
     used = window // 2 + 1
-    assert asked == [1 + window + step // used * used for step in range(20)]
+    assert asked == [1 + window + step // used * used for step in range(80)]
     assert names.asked == list(range(0, 2 * asked[-1], 2))
+
+
+def test_a_loader_may_be_ten_steps_away():
+    """30 ms, where a step takes 3: so many pass until an answer comes, and those that are put
+    together into one request wait for the last of them to be cut."""
+    names = Names()
+    feed = Feed(training_stream(config(batch=2), numbered(400)), 1, True, Stop(), asks=names)
+    margins = []
+    for step in range(80):
+        feed.take(0, step)
+        wait_for_readers()
+        margins.append(len(names.asked) - step - 1)
+    assert min(margins) >= TOGETHER + 10
 
 
 def test_one_thread_at_a_time_reads_ahead():
