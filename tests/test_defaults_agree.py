@@ -23,7 +23,7 @@ from persia_sim.base.command_line import options_of
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, scenario_of
 from persia_sim.cli.sharded import ShardedOptions
-from persia_sim.cluster.scenario import Averaging, Scenario
+from persia_sim.cluster.scenario import Averaging, Queues, Scenario
 from runtime.config import SyncConfig, TrainConfig
 from runtime.train_options import Train, read_train
 
@@ -58,6 +58,11 @@ def test_a_mode_means_the_same_in_both_halves(mode):
         assert here.window == 0 and there.tau is None
     if mode is Mode.ASYNC_AVERAGING:
         assert there.rounds.period_s == Averaging().period_s == here.average_every_s == 0.5
+
+
+def test_as_many_lookups_are_in_flight_in_both_halves():
+    engine = TrainConfig().engine
+    assert Queues().lookups_in_flight == engine.lookups_in_flight == 10
 
 
 @pytest.mark.parametrize("typed", ["none", "None", "unbounded"])

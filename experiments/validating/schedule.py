@@ -200,7 +200,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
         mode=case.mode,
         discipline=Discipline.FLUID if apart else Discipline.UNSHARED,
         queues=Queues(
-            lookup_tasks=side_by_side,
+            lookups_in_flight=side_by_side,
             push_tasks=_BUFFER if apart else side_by_side,
             reserve=True,
             **buffers,

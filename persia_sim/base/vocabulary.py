@@ -11,6 +11,8 @@ DEFAULT_TAU = 4
 """Steps of the window where a command is not told them and the mode has a window."""
 DEFAULT_AHEAD = 4
 """Steps that lookahead fetches ahead."""
+DEFAULT_LOOKUPS_IN_FLIGHT = 10
+"""Lookups of a rank that are on their way at once (source: the original)."""
 DEFAULT_AVERAGE_EVERY_S = 0.5
 """Seconds between two averagings of async_averaging (source: the original)."""
 

@@ -186,7 +186,7 @@ def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[st
         "training loop": train,
         "copy to the GPU": life.copy_in_s,
         "copy from the GPU": life.copy_out_s,
-        "lookup tasks": life.lookup_s / queues.lookup_tasks,
+        "lookups in flight": life.lookup_s / queues.lookups_in_flight,
         "push tasks": (life.push_s + life.answer_s) / queues.push_tasks,
         "loaders": life.load_s * cluster.ranks / cluster.loaders,
         "loaded batches": life.load_s / queues.dataset,

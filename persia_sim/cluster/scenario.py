@@ -8,7 +8,13 @@ from typing import Literal
 
 from persia_sim.base.rules import require
 from persia_sim.base.schema import hold_choices
-from persia_sim.base.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, DEFAULT_TAU, Mode
+from persia_sim.base.vocabulary import (
+    DEFAULT_AHEAD,
+    DEFAULT_AVERAGE_EVERY_S,
+    DEFAULT_LOOKUPS_IN_FLIGHT,
+    DEFAULT_TAU,
+    Mode,
+)
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
@@ -64,8 +70,8 @@ class Queues:
 
     dataset: int = 10
     """Batches that loaders may hold ready for a rank, >= 1."""
-    lookup_tasks: int = 10
-    """Lookups of a rank at once, >= 1."""
+    lookups_in_flight: int = DEFAULT_LOOKUPS_IN_FLIGHT
+    """Lookups of a rank that are on their way at once, >= 1."""
     forwarded: int = 10
     """Looked-up batches that wait for the copy to the GPU, >= 1."""
     on_gpu: int = 10

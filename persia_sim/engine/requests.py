@@ -30,7 +30,7 @@ def start_lookups(world: World, r: int) -> Process:
     window = world.window
     queues = scenario.queues
     permits = scenario.permits
-    tasks = queues.lookup_tasks
+    most = queues.lookups_in_flight
     room = queues.dataset
     for s in range(scenario.steps):
         # In step order: the batch must be loaded, ...
@@ -42,9 +42,9 @@ def start_lookups(world: World, r: int) -> Process:
             opens, rank.reasons[Waiter.LOOKUP] = window.opens(r, s)
             yield opens
 
-        # ... and find a free lookup task and a permit.
-        while s >= rank.handed_on + tasks:
-            yield rank.wait(Waiter.LOOKUP, f"one of {tasks} lookup tasks for step {s}")
+        # ... and be one of those in flight, with a permit.
+        while s >= rank.handed_on + most:
+            yield rank.wait(Waiter.LOOKUP, f"one of {most} places in flight for step {s}")
         while permits is not None and s >= rank.returned + permits:
             yield rank.wait(Waiter.LOOKUP, f"one of {permits} permits for step {s}")
 

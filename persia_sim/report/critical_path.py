@@ -348,7 +348,7 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
         if mark is Mark.LOOKUP:
             nodes = [(Mark.LOADED, r, s), *_at(Mark.LOOKUP, r, s - 1)]
             # A task is free when its batch was handed on, behind earlier ones, to where was room.
-            handed = s - queues.lookup_tasks
+            handed = s - queues.lookups_in_flight
             if handed >= 0:
                 nodes.append((Mark.ROWS, r, int(stamps[Mark.ROWS][r, : handed + 1].argmax())))
             nodes += _at(Mark.COPY_IN, r, handed - queues.forwarded)

@@ -21,9 +21,11 @@ from persia_sim.base.schema import (
     unread,
     with_values,
 )
+from persia_sim.base.vocabulary import DEFAULT_LOOKUPS_IN_FLIGHT
 from runtime.config.checkpoints import CheckpointConfig
 from runtime.config.sync import (
     CONCURRENT,
+    FETCHES_CONCURRENT,
     LATE_CONCURRENT,
     SHARED_CONCURRENT,
     SyncConfig,
@@ -194,12 +196,17 @@ class EngineConfig:
     two ranks and for small networks on the CPU, else ring."""
     loss_scale: Annotated[float, Within(0, 2.0**100, without="least"), _SCALED] = 65536.0
     """First factor on the loss of float16, > 0; halved on overflow (source: torch's GradScaler)."""
+    lookups_in_flight: Annotated[int, Within(1, 2**20), FETCHES_CONCURRENT] = (
+        DEFAULT_LOOKUPS_IN_FLIGHT
+    )
+    """Lookups of a rank that are on their way at once, >= 1, in the modes whose lookups are not
+    waited for; fewer where window, permits or queues let in no more (source: the original)."""
     queue_batches: Annotated[int | None, Within(1, 2**20), LATE_CONCURRENT] = None
     """Capacity of each queue of a rank of the concurrent executor, >= 1. None: what window or
-    permits let in, at least 10 (source: the original)."""
+    permits let in, at least ``lookups_in_flight``."""
     latency_s: Annotated[float, Within(0, 60), CONCURRENT] = 0.0
-    """Seconds that the concurrent executor adds to every lookup and every push, as a network
-    would; at most 60."""
+    """Seconds, at most 60, that the concurrent executor holds every batch back behind its lookup,
+    and every push before it is sent: a delay inside the rank, without a network."""
     trace_order: bool = True
     """Keep the order of events, 20 bytes each, for trace.npz and a replay; else staleness alone is
     counted, in memory that does not grow with the run (with ``servers`` not even that)."""
@@ -414,7 +421,7 @@ class TrainConfig:
         if self.engine.queue_batches is not None:
             return self.engine.queue_batches
         window = 0 if self.sync.window is None else self.sync.window + 1
-        return max(10, window, self.sync.permits or 0)
+        return max(self.engine.lookups_in_flight, window, self.sync.permits or 0)
 
     @property
     def batch_per_push(self) -> int:

@@ -73,6 +73,8 @@ class EmbeddingStore(ABC):
     """By rank and server, where these are processes: how long its answers were waited for."""
     run_folder: Path | None = None
     """Checkpoints are written below it."""
+    answers_later: bool = False
+    """Whether requests travel: what is asked for now is answered some time later."""
 
     # Where a run, or a leg of it, begins.
 
@@ -98,6 +100,15 @@ class EmbeddingStore(ABC):
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; touches no row."""
 
+    def ask(self, handle: Handle) -> None:  # noqa: B027 - here nothing travels
+        """Send off what `look_up` then waits for, of later batches meanwhile; in step order."""
+
+    def ask_ahead(self, handle: Handle) -> None:  # noqa: B027 - nor here
+        """Send off what `look_up_ahead` then waits for."""
+
+    def ask_lease(self, handle: Handle, ahead: int) -> None:  # noqa: B027 - nor here
+        """Send off what `lease` then waits for."""
+
     @abstractmethod
     def look_up(self, handle: Handle) -> None:
         """Read the batch's rows, creating absent ones, when window and order allow it."""
@@ -117,6 +128,12 @@ class EmbeddingStore(ABC):
     @abstractmethod
     def give(self, push: RankPush) -> None:
         """Take a rank's push; None for its gradients closes its step without them."""
+
+    def write_back(self, push: RankPush) -> None:
+        """lookahead `forwarded`: the lookup of a batch that was on lease, and its push behind it;
+        nobody needs the rows."""
+        self.look_up(push[0])
+        self.give(push)
 
     @abstractmethod
     def finish(self, rank: int, steps: int) -> None:

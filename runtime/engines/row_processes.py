@@ -209,8 +209,8 @@ def loader_configs(data: DataConfig, loaders: int, consumers: int) -> list[Loade
 def _segments(config: TrainConfig) -> int:
     """Batches of a rank between their beginning and the end of their push, at most.
 
-    Those that its two queues hold, or its window lets in, and one in each of its threads and in
-    each thread's hands.
+    Those that its two queues hold (in the place that the first has for it a batch is on its way to
+    the rank), or its window lets in, and one in each of its threads and in each thread's hands.
     """
     held = 2 * max(config.queue_capacity, config.sync.ahead + 1)
-    return held + (config.sync.window or 0) + 4
+    return held + (config.sync.window or 0) + 6

@@ -3,8 +3,8 @@
 In sync a rank is one thread that does all stages in turn; lookahead adds one that prefetches. In
 the other modes a rank is three: one fetches (load, lookup), one trains (forward, backward, dense),
 one pushes, with pipes between them; that is where staleness comes from, and the servers' windows
-bound it. Injected latency is a delay of each message: messages of a window travel side by side, a
-message that is waited for is exposed (law 15).
+bound it. Where rows live in other processes fetching is two: one asks, and one takes the answers in
+that order, so that `lookups_in_flight` lookups are on their way at once (law 15).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -113,7 +113,11 @@ class RankLoop:
         self._latency_s = config.engine.latency_s
         ahead = config.sync.mode is Mode.LOOKAHEAD
         room = config.sync.ahead if ahead else config.queue_capacity
-        self._fetched: Pipe[Any] = Pipe(f"training of rank {rank}", room, stop)
+        if config.sync.lookahead == "forwarded":
+            room += 1  # the servers' windows hold it back, one more and no more than they let in
+        lookups = config.engine.lookups_in_flight
+        self._asked: Pipe[Any] = Pipe(f"fetching of rank {rank}", lookups, stop)
+        self._fetched: Pipe[Any] = Pipe(f"training of rank {rank}", room, stop, lookups)
         self._computed: Pipe[Any] = Pipe(f"pushing of rank {rank}", room + ahead, stop)
 
     def bodies(self) -> dict[str, Callable[[], None]]:
@@ -121,24 +125,36 @@ class RankLoop:
         stages = self._stages
         if isinstance(stages, ForwardedStages):
             # Nothing but the other ranks is waited for between two steps.
-            return {
-                "fetch": partial(self._fetch, stages.prefetch_lease),
+            return self._fetching(stages.ask_lease, stages.prefetch_lease) | {
                 "train": partial(self._compute, stages.train_on_lease),
                 "push": partial(self._push, stages.write_back),
             }
         if self._config.sync.mode.reads_late_rows:
-            return {
-                "fetch": partial(self._fetch, stages.fetch),
+            return self._fetching(stages.ask, stages.look_up) | {
                 "train": partial(self._compute, stages.forward_backward),
                 "push": partial(self._push, stages.push),
             }
         if self._config.sync.mode is Mode.LOOKAHEAD:
             # The prefetch is hidden, the re-read of stale rows and the push are not.
-            return {
-                "fetch": partial(self._fetch, stages.prefetch, finishes=False),
+            return self._fetching(stages.ask_ahead, stages.prefetch, finishes=False) | {
                 "rank": partial(self._in_turn, self._refreshed),
             }
         return {"rank": partial(self._in_turn, stages.fetch)}
+
+    def _fetching(
+        self,
+        ask: Callable[[int], Fetched | None],
+        answer: Callable[[Fetched], object],
+        *,
+        finishes: bool = True,
+    ) -> dict[str, Callable[[], None]]:
+        """One thread asks and takes the answer; where answers travel, two do that side by side."""
+        if self._stages.answers_later:
+            return {
+                "ask": partial(self._ask, ask),
+                "fetch": partial(self._fetch, self._answerable(), answer, finishes),
+            }
+        return {"fetch": partial(self._fetch, self._asked_in_turn(ask), answer, finishes)}
 
     def _in_turn(self, fetch: Callable[[int], Fetched | None]) -> None:
         """Whatever is done here is exposed."""
@@ -155,16 +171,47 @@ class RankLoop:
         fetched: Fetched | None = self._fetched.get()
         return None if fetched is None else self._stages.refresh(fetched)
 
-    def _fetch(self, fetch: Callable[[int], T | None], *, finishes: bool = True) -> None:
-        """Keep as many lookups on their way as window, permits and the pipe let in."""
+    def _ask(self, ask: Callable[[int], Fetched | None]) -> None:
+        """Keep as many lookups on their way as `lookups_in_flight`, permits and the pipe let in;
+        those that the window does not let in wait at the servers."""
         step = self._first
-        self._fetched.wait_for_room()  # before the rows are read: waiting would make them stale
-        while (fetched := fetch(step)) is not None:
-            self._fetched.put(fetched, self._latency_s)
+        while True:
+            # Room for the rows, before they are read: waiting would make them stale.
+            self._asked.wait_for_room()
+            self._fetched.wait_for_room(self._asked)
+            asked = ask(step)
+            if asked is None:
+                return self._asked.put(None)
+            self._asked.put(asked, self._latency_s)
+            step += 1
+
+    def _answerable(self) -> Iterator[Fetched]:
+        """What another thread has asked for; it is on its way until the next one is wanted."""
+        while (asked := self._asked.first()) is not None:
+            yield asked
+            self._asked.get()
+            self._fetched.wake()
+
+    def _asked_in_turn(self, ask: Callable[[int], Fetched | None]) -> Iterator[Fetched]:
+        """What this thread asks for, as soon as there is room for its rows."""
+        step = self._first
+        self._fetched.wait_for_room()
+        while (asked := ask(step)) is not None:
+            yield asked
             self._fetched.wait_for_room()
             step += 1
-        if finishes:
-            self._stages.finish(step)
+
+    def _fetch(
+        self, asked: Iterable[Fetched], answer: Callable[[Fetched], object], finishes: bool
+    ) -> None:
+        """Take the answers in the order of what was asked."""
+        latency_s = 0.0 if self._stages.answers_later else self._latency_s
+        steps = self._first
+        for one in asked:
+            self._fetched.put(answer(one), latency_s)
+            steps += 1
+        if finishes:  # nobody is told before the last lookup is served
+            self._stages.finish(steps)
         self._fetched.put(None)
 
     def _compute(self, compute: Callable[[Any], object]) -> None:
@@ -186,22 +233,35 @@ class Pipe(Generic[T]):
     hide latency (law 15). Every wait ends when the run stops.
     """
 
-    def __init__(self, name: str, capacity: int, stop: Stop) -> None:
+    def __init__(self, name: str, capacity: int, stop: Stop, most_delayed: int = 2**62) -> None:
+        """``most_delayed``: so many items, at most, may have been put and not arrived."""
         self._name = name
         self._capacity = capacity
+        self._most_delayed = most_delayed
         self._stop = stop
         self._items: deque[tuple[float, T]] = deque()
         self._changed = Turns()
         stop.on_stop(self._changed.wake)
 
-    def wait_for_room(self) -> None:
-        """Return when an item can be put without waiting (by the only thread that puts)."""
+    def wait_for_room(self, before: Sized = ()) -> None:
+        """Return when an item can be put without waiting (by the only thread that puts), and
+        ``before`` it those that will come from there."""
         with self._changed:
             self._changed.wait_until(
-                lambda: len(self._items) < self._capacity,
+                lambda: len(self._items) + len(before) < self._capacity,
                 self._stop,
                 lambda: f"{self._name} waits for room among {self._capacity} batches",
             )
+            delayed = len(self._items) >= self._most_delayed
+            arrives_s = self._items[-self._most_delayed][0] if delayed else 0.0
+        self._sleep_until(arrives_s)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def wake(self) -> None:
+        """Who waits for room looks again: there are fewer items ``before`` this pipe."""
+        self._changed.wake()
 
     def put(self, item: T, delay_s: float = 0.0) -> None:
         """Add an item; it arrives ``delay_s`` later. Who puts has waited for room."""
@@ -212,19 +272,27 @@ class Pipe(Generic[T]):
             self._items.append((arrives_s, item))
             self._changed.notify_all()
 
-    def get(self) -> T:
-        """Take the oldest item, once it has arrived."""
+    def first(self) -> T:
+        """The oldest item, once it has arrived; it stays (for the only thread that takes)."""
         with self._changed:
             self._changed.wait_until(
                 lambda: bool(self._items),
                 self._stop,
                 lambda: f"{self._name} waits for a batch to come",
             )
-            arrives_s = self._items[0][0]
-        left_s = arrives_s - time.monotonic()
-        if left_s > 0:
-            self._stop.sleep(left_s)
+            arrives_s, item = self._items[0]
+        self._sleep_until(arrives_s)
+        return item
+
+    def get(self) -> T:
+        """Take the oldest item, once it has arrived."""
+        item = self.first()
         with self._changed:
-            _, item = self._items.popleft()
+            self._items.popleft()
             self._changed.notify_all()
         return item
+
+    def _sleep_until(self, instant_s: float) -> None:
+        left_s = instant_s - time.monotonic()
+        if left_s > 0:
+            self._stop.sleep(left_s)

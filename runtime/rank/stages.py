@@ -61,6 +61,8 @@ class RankStages:
         self._feed = parts.feed
         self._spans = parts.spans
         self._stop = parts.stop
+        self.answers_later = parts.store.answers_later
+        """Whether what is asked for travels."""
 
     def load(self, step: int) -> Fetched | None:
         """The batch's turn at the embedding worker; no row is read. None past the end."""
@@ -92,22 +94,37 @@ class RankStages:
         """The rank has ``steps`` steps and no more."""
         self._store.finish(self._rank, steps)
 
-    def fetch(self, step: int) -> Fetched | None:
-        """load and lookup, when permit and window let it; None past the end of the data."""
+    def ask(self, step: int) -> Fetched | None:
+        """load, and send off the lookup as soon as a permit lets it; None past the end."""
         loaded = self.load(step)
-        if loaded is None:
-            return None
-        if self._team.permits is not None:
-            self._team.permits.take(self._rank, step)
+        if loaded is not None:
+            if self._team.permits is not None:
+                self._team.permits.take(self._rank, step)
+            self._store.ask(loaded.handle)
+        return loaded
+
+    def look_up(self, loaded: Fetched) -> Fetched:
+        """The answer to `ask`, when the window let it."""
         self._store.look_up(loaded.handle)
         return self.stage(loaded)
 
-    def prefetch(self, step: int) -> Fetched | None:
-        """lookahead: load and a lookup without side effect, at any time before the step."""
+    def fetch(self, step: int) -> Fetched | None:
+        """load and lookup in one; None past the end of the data."""
+        loaded = self.ask(step)
+        return None if loaded is None else self.look_up(loaded)
+
+    def ask_ahead(self, step: int) -> Fetched | None:
+        """lookahead: load, and send off a lookup without side effect, any time before the step."""
         loaded = self.load(step)
         if loaded is not None:
-            with self._stop.working(), self._spans.span("lookup", Stage.LOOKUP, self._rank, step):
-                self._store.look_up_ahead(loaded.handle)
+            self._store.ask_ahead(loaded.handle)
+        return loaded
+
+    def prefetch(self, loaded: Fetched) -> Fetched:
+        """lookahead: the answer to `ask_ahead`."""
+        step = loaded.handle.step
+        with self._stop.working(), self._spans.span("lookup", Stage.LOOKUP, self._rank, step):
+            self._store.look_up_ahead(loaded.handle)
         return loaded
 
     def refresh(self, fetched: Fetched) -> Fetched:
@@ -180,11 +197,15 @@ class ForwardedStages(RankStages):
         self._copies = copies
         self._ahead = ahead
 
-    def prefetch_lease(self, step: int) -> Prefetched | None:
-        """load, and a lookup of rows with their state, ``ahead`` steps late at most."""
+    def ask_lease(self, step: int) -> Fetched | None:
+        """load, and send off a lookup of rows with their state, ``ahead`` steps late at most."""
         loaded = self.load(step)
-        if loaded is None:
-            return None
+        if loaded is not None:
+            self._store.ask_lease(loaded.handle, self._ahead)
+        return loaded
+
+    def prefetch_lease(self, loaded: Fetched) -> Prefetched:
+        """The answer to `ask_lease`."""
         handle = loaded.handle
         lease = self._store.lease(handle, self._ahead)
         copy = self._copies.begin(handle.rank, handle.step, handle.batch, handle.plans)
@@ -206,8 +227,7 @@ class ForwardedStages(RankStages):
         """Give the servers the same lookup and the same push, in the same order."""
         handle, _ = push
         with self._stop.working(), self._spans.span("push", Stage.PUSH, self._rank, handle.step):
-            self._store.look_up(handle)
-            self._store.give(push)
+            self._store.write_back(push)
 
 
 # What the ranks of a process share.

@@ -165,7 +165,7 @@ class _Recursion:
     ) -> None:
         scenario = self.scenario
         start = np.maximum(delivered, self._past(self.at[Mark.LOOKUP], s - 1))
-        start = np.maximum(start, self._past(self.handed_on, s - scenario.queues.lookup_tasks))
+        start = np.maximum(start, self._past(self.handed_on, s - scenario.queues.lookups_in_flight))
         if scenario.queues.reserve:
             start = np.maximum(start, self._past(self.taken, s - scenario.queues.on_gpu))
         if scenario.window is not None and s > scenario.window:

@@ -90,7 +90,7 @@ def uncontended(draw: st.DrawFn) -> Scenario:
     small = st.integers(1, 4)
     queues = Queues(
         dataset=draw(small),
-        lookup_tasks=draw(small),
+        lookups_in_flight=draw(small),
         forwarded=draw(small),
         on_gpu=draw(small),
         backward=draw(small),

@@ -39,7 +39,7 @@ def test_closed_form_of_one_rank_by_hand():
     assert (life.copy_out_s, life.push_s, life.answer_s) == (9, 41, 1)
     assert (life.refresh_s, life.pull_s, life.sync_s, life.window_s) == (0, 0, 0, 104)
     assert cycles(base, demand(base)) == {
-        "training loop": 12, "copy to the GPU": 5, "copy from the GPU": 9, "lookup tasks": 3.7,
+        "training loop": 12, "copy to the GPU": 5, "copy from the GPU": 9, "lookups in flight": 3.7,
         "push tasks": 42 / 8, "loaders": 23, "loaded batches": 2.3, "window": 52,
     }  # fmt: skip
     found = answer(base)

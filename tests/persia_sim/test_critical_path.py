@@ -100,7 +100,8 @@ def test_full_buffers_pass_the_blame_to_the_stage_behind_them():
     """A slow push with buffers of one: load and compute stand still, pushes follow each other."""
     slow = hand_costs(server_update=law(250.0))
     short = Queues(
-        dataset=1, lookup_tasks=1, forwarded=1, on_gpu=1, backward=1, copied_back=1, push_tasks=1
+        dataset=1, lookups_in_flight=1, forwarded=1, on_gpu=1, backward=1, copied_back=1,
+        push_tasks=1,
     )  # fmt: skip
     run = simulate(hand_scenario(Mode.RAW_HYBRID, steps=STEPS, costs=slow, queues=short))
     blame = critical_path(run)

@@ -130,12 +130,14 @@ def test_bound_is_reached_and_never_passed():
 
 @pytest.mark.law5
 def test_unbounded_window_is_bounded_by_the_queues():
-    queues = Queues(lookup_tasks=2, forwarded=1, on_gpu=1, backward=1, copied_back=1, push_tasks=1)
+    queues = Queues(
+        lookups_in_flight=2, forwarded=1, on_gpu=1, backward=1, copied_back=1, push_tasks=1
+    )
     costs = replace(CATALOGUE, server_update=replace(CATALOGUE.server_update, fixed_s=0.1))
     scenario = small_scenario(Mode.HYBRID, tau=None, queues=queues, steps=40, costs=costs)
     run, trace = traced(scenario)
-    # lookup tasks, two buffers before and one in the copy, the training loop, one copied back and
-    # one in that copy, its buffer, and the push task
+    # lookups in flight, two buffers before and one in the copy, the training loop, one copied back
+    # and one in that copy, its buffer, and the push task
     assert run.max_in_flight <= scenario.cluster.ranks * (2 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1)
     assert staleness_in_steps(trace).oldest_missing_steps.max() <= 10
 

@@ -79,7 +79,7 @@ def bare(mode: Mode, latency_s: float, compute_s: float, ranks: int = 1, **knobs
     sync = replace(costs.dense_sync, intra_bytes_per_s=inf, inter_bytes_per_s=inf,
                    intra_latency_s=0.0, inter_latency_s=0.0, overhead_s=0.0)  # fmt: skip
     base = hand_scenario(mode, ranks, costs=replace(costs, dense_sync=sync), steps=170)
-    queues = Queues(dataset=40, lookup_tasks=40, forwarded=40, on_gpu=40, backward=40,
+    queues = Queues(dataset=40, lookups_in_flight=40, forwarded=40, on_gpu=40, backward=40,
                     copied_back=40, push_tasks=40)  # fmt: skip
     return replace(base, cluster=instant_cluster(base.cluster), queues=queues, **knobs)
 

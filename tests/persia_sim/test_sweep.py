@@ -311,7 +311,7 @@ def test_in_sync_every_resource_gives_its_own_share_of_the_step():
     ],
 )
 def test_a_stage_that_binds_gives_ten_per_cent_and_all_others_nothing(resource, costs):
-    one_by_one = Queues(lookup_tasks=1, push_tasks=1, backward=1, copied_back=1)  # no bursts
+    one_by_one = Queues(lookups_in_flight=1, push_tasks=1, backward=1, copied_back=1)  # no bursts
     base = hand_scenario(Mode.RAW_HYBRID, steps=20, costs=hand_costs(**costs), queues=one_by_one)
     found = sensitivity(base)
     assert found.pop(resource) == pytest.approx(0.1, abs=2e-4)
@@ -383,7 +383,7 @@ def test_the_peak_rate_of_the_gpu_counts():
 def test_rows_that_miss_are_part_of_the_servers_work():
     """Every row misses and costs 1,000 s to create: then servers bind, and without misses not."""
     costs = hand_costs(server_create=law(per_item_s=1e5), gpu_fixed_s=500.0)
-    base = hand_scenario(Mode.RAW_HYBRID, steps=20, costs=costs, queues=Queues(lookup_tasks=1))
+    base = hand_scenario(Mode.RAW_HYBRID, steps=20, costs=costs, queues=Queues(lookups_in_flight=1))
     assert sensitivity(base, 1.0)["servers' cores"] == pytest.approx(0.1, abs=1e-3)
     assert sensitivity(base)["servers' cores"] == pytest.approx(0, abs=1e-6)
 

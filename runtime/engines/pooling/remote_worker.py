@@ -75,21 +75,26 @@ class WorkerClient(ServerClient):
         Calls again where it dies meanwhile and comes back. Raises what the worker failed with,
         PeerError when it has gone, RunStopped.
         """
-        text = (
-            f"rank {rank} waits for {method.__name__} of {self.name_with_pid(rank % self.servers)}"
-        )
         while True:
             worker = self.of(rank)
-            number = next(self._numbers)
+            number = next(self.numbers)
             with suppress(ServerRestoredError):
                 self.send_to(worker, role, rank, method, {"rank": rank, **arguments}, number)
-                with self.waits.waiting(text), self.stop.waiting_elsewhere():
-                    message, segment = self.receive(
-                        worker.channels[role, rank],
-                        worker,
-                        awaited=partial(_answers, number),
-                    )
-                return worker, cast(R, payload_of(message, segment))
+                return worker, self.answer_of(worker, role, rank, method, number)
+
+    def answer_of(
+        self, worker: Incarnation, role: str, rank: int, method: Method[..., R], number: int
+    ) -> R:
+        """The result of the call of that ``number``, which was sent to this incarnation.
+
+        Raises as `request`, and ServerRestoredError where it has died and is back.
+        """
+        text = f"rank {rank} waits for {method.__name__} of {self.name_with_pid(worker.shard)}"
+        with self.waits.waiting(text), self.stop.waiting_elsewhere():
+            message, segment = self.receive(
+                worker.channels[role, rank], worker, awaited=partial(_answers, number)
+            )
+        return cast(R, payload_of(message, segment))
 
     def send_to(
         self,
@@ -132,6 +137,8 @@ class RemoteWorkerStore(RemoteStore):
         self._restart_worker = restart_worker
         self._open: set[tuple[int, int]] = set()
         """Batches whose vectors are here, or were, and whose pushes are not closed."""
+        self._numbers: dict[tuple[str, int, int], int] = {}
+        """Of the calls for lookups that are not answered, by role, rank and step."""
         self._report: Callable[[str], None] = lambda text: None
         workers.stop = self._stop
         closed = weakref.WeakMethod(self._closed_at_all)
@@ -143,13 +150,21 @@ class RemoteWorkerStore(RemoteStore):
         """Duplicates are merged at the worker."""
         return Ticket(rank, step, batch, _NO_ROWS, ByTable(np.zeros(0), _NO_ROWS, wide=True))
 
+    def ask(self, handle: Handle) -> None:
+        """Send off what `look_up` waits for."""
+        self._ask_worker(handle, "lookups")
+
+    def ask_ahead(self, handle: Handle) -> None:
+        """Send off what `look_up_ahead` waits for."""
+        self._ask_worker(handle, "prefetches")
+
     def look_up(self, handle: Handle) -> None:
         """Have the worker read the rows, when window and order allow it, and pool them."""
-        self._take(handle, self._call_look_up(handle, "lookups", ahead=False))
+        self._take(handle, self._looked_up(handle, "lookups"))
 
     def look_up_ahead(self, handle: Handle) -> None:
         """A prefetch of lookahead, to the worker."""
-        self._call_look_up(handle, "prefetches", ahead=True)
+        self._looked_up(handle, "prefetches")
 
     def bring_up_to_date(self, handle: Handle) -> None:
         """Have the worker replace what was written since its prefetch, and pool."""
@@ -181,8 +196,10 @@ class RemoteWorkerStore(RemoteStore):
         """A run starts at step 0 on the rows as they are."""
         super().begin_run(rules, stop)
         self._open.clear()
+        self._numbers.clear()
         self._workers.stop = stop
         self._workers.call_each(WorkerCalls.begin_run)
+        self._workers.pass_over_earlier_run()
 
     def note_leg(self, first_steps: Sequence[int]) -> None:
         """A server, or worker, that comes back is told of this leg, not of the one before."""
@@ -195,30 +212,70 @@ class RemoteWorkerStore(RemoteStore):
         self._report = report
         self._workers.failover = Failover(self._restart_worker, None, report)
 
-    def _call_look_up(self, handle: Handle, role: str, *, ahead: bool) -> Payload:
-        """Have the rank's worker look a batch up, which is open then."""
-        # The ids go to the worker, and vectors come back.
-        batch = handle.batch
-        bags = {} if batch.offsets is None else {"offsets": batch.offsets}
-        while True:
-            worker, vectors = self._workers.request(
-                role,
-                handle.rank,
-                WorkerCalls.look_up,
-                step=handle.step,
-                ids=batch.ids,
-                samples=batch.size,
-                ahead=ahead,
-                **bags,
-            )
+    def _ask_worker(self, handle: Handle, role: str) -> None:
+        """Ask the rank's worker for the vectors, behind those of earlier steps; where it has died
+        meanwhile, behind those that are asked again."""
+        rank = handle.rank
+        step = handle.step
+        unanswered = self._unanswered[role, rank, 0]
 
-            # A worker that ended meanwhile has lost the batch: ask the one in its place.
+        def is_its_turn() -> bool:
+            worker = self._workers.of(rank)
+            return all(at is worker for at in unanswered.values())
+
+        with self._changed:
+            self._changed.wait_until(
+                is_its_turn,
+                self._stop,
+                lambda: f"rank {rank}, step {step} waits for lookups that are asked again",
+            )
+            unanswered[step] = worker = self._workers.of(rank)
+        with suppress(ServerRestoredError):
+            self._send_look_up(handle, role, worker)
+
+    def _looked_up(self, handle: Handle, role: str) -> Payload:
+        """The rank's worker has looked a batch up, which is open then."""
+        rank = handle.rank
+        step = handle.step
+        unanswered = self._unanswered[role, rank, 0]
+        if step not in unanswered:
+            self._ask_worker(handle, role)
+        while True:
+            worker = unanswered[step]
+            with suppress(ServerRestoredError):
+                number = self._numbers[role, rank, step]
+                vectors = self._workers.answer_of(worker, role, rank, WorkerCalls.look_up, number)
+
+                # A worker that ended meanwhile has lost the batch: ask the one in its place.
+                with self._changed:
+                    if not worker.has_ended:
+                        self._open.add((rank, step))
+                        self._begun[rank] = step + 1
+                        del unanswered[step], self._numbers[role, rank, step]
+                        self._changed.notify_all()
+                        return vectors
+            worker = self._workers.of(rank)
+            with suppress(ServerRestoredError):
+                self._send_look_up(handle, role, worker)
             with self._changed:
-                if worker.has_ended:
-                    continue
-                self._open.add((handle.rank, handle.step))
-                self._begun[handle.rank] = handle.step + 1
-            return vectors
+                unanswered[step] = worker
+                self._changed.notify_all()
+
+    def _send_look_up(self, handle: Handle, role: str, worker: Incarnation) -> None:
+        """The ids go to the worker; vectors come back."""
+        number = self._numbers[role, handle.rank, handle.step] = next(self._workers.numbers)
+        batch = handle.batch
+        arguments = {
+            "rank": handle.rank,
+            "step": handle.step,
+            "ids": batch.ids,
+            "samples": batch.size,
+            "ahead": role == "prefetches",
+        }
+        if batch.offsets is not None:
+            arguments["offsets"] = batch.offsets
+        method = WorkerCalls.look_up
+        self._workers.send_to(worker, role, handle.rank, method, arguments, number)
 
     def _go_on_with(self, worker: Incarnation) -> int:
         """Tell a worker that has come back how many steps of its ranks have begun: what is open of

@@ -11,8 +11,9 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
@@ -29,7 +30,7 @@ from runtime.engines.pooling.worker_calls import WorkerCalls
 from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.failover import Failover
 from runtime.engines.rows.remote_store import RemoteStore
-from runtime.engines.wire.calls import Payload, answer, send_error
+from runtime.engines.wire.calls import Payload, asked_of, reply, send_error
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
 from runtime.engines.wire.coroutines import Coroutine
@@ -76,6 +77,8 @@ class WorkerService(WorkerCalls):
         self._closed: Counter[tuple[int, int]] = Counter()  # counted by one thread
         self._pushes: dict[int, Channel] = {}
         self._reports: list[str] = []
+        self._of_earlier_run: set[tuple[str, int]] = set()
+        """Roles and ranks over whose connections comes what a run that was stopped has sent."""
         self._welcome = {
             "pid": os.getpid(),
             "incarnation": config.incarnation,
@@ -84,7 +87,10 @@ class WorkerService(WorkerCalls):
         }
         roles = [("control", ALL), *product(RANK_ROLES, config.ranks)]
         self._threads = {role: ThreadPoolExecutor(1) for role in roles}
-        """Calls in each role of each rank are answered in order; so are the rare ones."""
+        """Calls in each role of each rank are done in order; so are the rare ones."""
+        self._answering = {role: ThreadPoolExecutor(1) for role in roles}
+        """Of lookups only the asking is: here their rows are awaited, pooled and sent meanwhile, in
+        that order, of as many batches as the rank has lookups in flight."""
         if config.may_return:  # who leads starts servers again
             client.failover = Failover(report=lambda text: self._reports.append(text))
 
@@ -109,16 +115,42 @@ class WorkerService(WorkerCalls):
             if message.kind is MessageKind.PING:
                 failed = {"failed": self._stop.error and str(self._stop.error)}
                 channel.send(Message(MessageKind.PONG, body=pack_json(failed)))
-            else:
-                thread.submit(self._answer, channel, message, segment)
+            elif message.kind is MessageKind.RUN_BEGINS:
+                self._of_earlier_run.discard((str(role), rank))
+                channel.send(message)
+            elif (role, rank) not in self._of_earlier_run:
+                thread.submit(self._answer, channel, str(role), message, segment)
 
-    def _answer(self, channel: Channel, message: Message, segment: Segment | None) -> None:
+    def _answer(
+        self, channel: Channel, role: str, message: Message, segment: Segment | None
+    ) -> None:
+        """Do a call, or the first half of a lookup."""
+        with self._told(channel, message):
+            asked = asked_of(message, segment, WorkerCalls, self)
+            if asked.func == self.look_up:
+                answering = self._answering[role, message.rank]
+                looked_up = self._asked_for(**asked.keywords)
+                answering.submit(self._answer_later, channel, message, looked_up)
+            else:
+                reply(channel, message, asked)
+
+    def _answer_later(
+        self, channel: Channel, message: Message, looked_up: Callable[[], Payload]
+    ) -> None:
+        with self._told(channel, message):
+            reply(channel, message, looked_up)
+
+    @contextmanager
+    def _told(self, channel: Channel, message: Message) -> Iterator[None]:
+        """What ends a call is told to who called."""
         try:
-            answer(channel, message, segment, WorkerCalls, self)
+            yield
         except (RunStopped, BadMessageError) as error:
             send_error(channel, self._stop.error or error, message)
         except PeerGoneError:
             pass  # the servers notice, too, and say so to all
+        except Exception as error:
+            send_error(channel, error, message)
 
     # The calls.
 
@@ -132,14 +164,32 @@ class WorkerService(WorkerCalls):
         offsets: np.ndarray | None = None,
     ) -> Payload:
         """The vectors; of a prefetch (``ahead``) when it is brought up to date."""
+        return self._asked_for(rank, step, ids, samples, ahead, offsets)()
+
+    def _asked_for(
+        self,
+        rank: int,
+        step: int,
+        ids: np.ndarray,
+        samples: int,
+        ahead: bool,
+        offsets: np.ndarray | None = None,
+    ) -> Callable[[], Payload]:
+        """Ask the servers for the rows of a batch; what awaits them, and gives its vectors."""
         nothing = np.zeros((samples, 0), np.float32)  # what else a sample has is the rank's
         ticket = self._store.begin(rank, step, Batch(ids, offsets, nothing, nothing))
         self._tickets[rank, step] = ticket
-        if ahead:
-            self._store.look_up_ahead(ticket)
-            return {}
-        self._store.look_up(ticket)
-        return self._vectors(ticket)
+        ask = self._store.ask_ahead if ahead else self._store.ask
+        ask(ticket)
+
+        def looked_up() -> Payload:
+            if ahead:
+                self._store.look_up_ahead(ticket)
+                return {}
+            self._store.look_up(ticket)
+            return self._vectors(ticket)
+
+        return looked_up
 
     def bring_up_to_date(self, rank: int, step: int) -> Payload:
         """The vectors of a batch that was prefetched."""
@@ -185,10 +235,12 @@ class WorkerService(WorkerCalls):
 
     def begin_run(self) -> None:
         """A run starts; who leads has told the servers."""
+        self._of_earlier_run = {key for key in self._threads if key[0] in RANK_ROLES}
         self._stop.set(None)
-        for (role, _), thread in self._threads.items():
-            if role in RANK_ROLES:  # calls of a run that was stopped end first
-                thread.submit(bool).result()
+        for threads in self._threads, self._answering:
+            for (role, _), thread in threads.items():
+                if role in RANK_ROLES:  # calls of a run that was stopped end first
+                    thread.submit(bool).result()
         self._stop = Stop()
         self._tickets.clear()
         self._closed.clear()

@@ -34,6 +34,7 @@ from runtime.engines.wire.calls import Method, Payload, R, payload_of, send_call
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
 from runtime.engines.wire.messages import (
+    RANK_ROLES,
     BadMessageError,
     Message,
     MessageKind,
@@ -65,7 +66,8 @@ class ServerClient(Connections):
         who: str = "",
         **about: Any,
     ) -> None:
-        self._numbers = count(1)  # of calls; 0 stands for all of them
+        self.numbers = count(1)
+        """Of calls; 0 stands for all of them."""
         super().__init__(address, ranks, how_it_ended, who or named_ranks(ranks), **about)
         self.alone = threading.RLock()
         """Held by the one thread of this process that calls for what is rare."""
@@ -148,13 +150,35 @@ class ServerClient(Connections):
             with suppress(ServerRestoredError):
                 return self.send("pushes", shard, message, arrays)
 
-    def attach(self, role: str, shard: int, rank: int, number: int, segment: Segment) -> None:
+    def attach(
+        self, role: str, server: Incarnation, rank: int, number: int, segment: Segment
+    ) -> None:
         """Have the server map a segment, if it has not. Raises as `send`."""
-        server = self.at(shard)
         if server.mapped.get((rank, number)) is not segment:
             there = Message(MessageKind.SEGMENT, rank, ALL, pack_segment(number, segment.size))
-            self.send(role, shard, there, segment=segment)
+            self.send(role, server.shard, there, segment=segment, server=server)
             server.mapped[rank, number] = segment
+
+    def pass_over_earlier_run(self) -> None:
+        """Return when nothing of a run that was stopped is left in the ranks' connections; whoever
+        serves them has been told of the one that begins."""
+        connections = [
+            (server, role, channel)
+            for server in self._incarnations
+            for (role, rank), channel in server.channels.items()
+            if role in RANK_ROLES and rank != ALL
+        ]
+        for _, _, channel in connections:
+            channel.send(Message(MessageKind.RUN_BEGINS))
+        for server, role, channel in connections:
+            if role != "pushes":  # to which a thread listens
+                self.receive(
+                    channel,
+                    server,
+                    stops=False,
+                    within_s=START_WITHIN_S,
+                    awaited=lambda message: message.kind is MessageKind.RUN_BEGINS,
+                )
 
     # Rare calls.
 
@@ -211,7 +235,7 @@ class ServerClient(Connections):
         self, channel: Channel, server: Incarnation, method: Method[..., R], arguments: Payload
     ) -> int:
         """Send a call; the number under which it is answered."""
-        number = next(self._numbers)
+        number = next(self.numbers)
         try:
             send_call(channel.send, Message(MessageKind.CALL, number=number), method, arguments)
         except PeerGoneError:
@@ -348,7 +372,8 @@ class ServerClient(Connections):
             except PeerGoneError:
                 raise self.error_of_death(server) from None
         message, _ = self.receive(channel, server, stops=False)
-        self.on_closed(message.rank, message.step, server.shard)
+        if message.kind is MessageKind.CLOSED:
+            self.on_closed(message.rank, message.step, server.shard)
 
     def _fail_over(self, dead: Incarnation) -> None:
         """Restart a server, as often as it dies meanwhile. Raises what makes it impossible."""

@@ -84,6 +84,8 @@ class RankBatches:
         self._half = half
         self.users: dict[str, tuple[Channel, int]] = {}
         """By role, the connection and the process."""
+        self.of_earlier_run: set[str] = set()
+        """Roles over whose connections comes what a run that was stopped has sent."""
         self._shard = shard
         self._shards = shards
         self._tables = tables
@@ -111,7 +113,7 @@ class RankBatches:
 
     def place(self, message: Message) -> list[memoryview] | None:
         """Where arrays belong that follow a message; None: they are not needed any more."""
-        if message.kind is MessageKind.PUSH:
+        if message.kind in (MessageKind.PUSH, MessageKind.WRITE_BACK):
             batch = self.known(message.step)
             if batch is None or batch.closed_to is not None:  # closed, or it came before
                 return None

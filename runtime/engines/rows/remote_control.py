@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -73,6 +74,9 @@ class RemoteControl(EmbeddingStore):
         self._pools = {rank: SegmentPool(segments, stop, f"rank {rank}") for rank in client.ranks}
         self._sent: dict[tuple[int, int], SentBatch] = {}
         self._open: Collection[tuple[int, int]] = self._sent
+        self._unanswered = defaultdict[tuple[str, int, int], dict[int, Incarnation]](dict)
+        """By role, rank and server: steps whose rows it was asked for and has not sent, and which
+        of its incarnations was."""
         self._begun: dict[int, int] = {}  # per rank: steps that have begun, or were before
         self._finished: dict[int, int] = {}
         self._changed = Turns()
@@ -143,6 +147,7 @@ class RemoteControl(EmbeddingStore):
         with self._changed:
             self._begun.clear()
             self._finished.clear()
+            self._unanswered.clear()
             for (rank, _), sent in self._sent.items():
                 self._pools[rank].give_back(sent.number, sent.segment)
             self._sent.clear()
@@ -150,6 +155,7 @@ class RemoteControl(EmbeddingStore):
         self._client.stop = stop
         for pool in self._pools.values():
             pool.begin_run(stop)
+        self._client.pass_over_earlier_run()
 
     def note_leg(self, first_steps: Sequence[int]) -> None:
         """A server that comes back is told of this leg, not of the one before."""

@@ -3,14 +3,15 @@
 A batch lies in one segment from its lookup until every server has closed its push. Servers of this
 host see it: each reads its own distinct ids there, its kernels write the rows in place for the
 pooling to read, and read the gradients in place. To and from servers of other hosts these arrays
-travel. Requests go to all servers first, answers are collected after.
+travel. Requests go to all servers first, answers are collected after: of one batch, or, by `ask`,
+of later batches meanwhile. A server answers what comes over a connection in its order.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -36,6 +37,8 @@ from runtime.stop import PeerError, Stop
 
 class RemoteStore(RemoteControl):
     """An `EmbeddingStore` of server processes, for the ranks of this process."""
+
+    answers_later = True
 
     def __init__(
         self,
@@ -77,29 +80,42 @@ class RemoteStore(RemoteControl):
             self._begun[rank] = step + 1
         return Handle(rank, step, batch, plan, values, gradients=sent.gradients)
 
+    def ask(self, handle: Handle) -> None:
+        """Send off what `look_up` waits for."""
+        self._ask(MessageKind.LOOK_UP, handle, self._sent_of(handle), "lookups")
+
+    def ask_ahead(self, handle: Handle) -> None:
+        """Send off what `look_up_ahead` waits for: over a connection of its own, since the step
+        before is brought up to date while it is on its way."""
+        self._ask(MessageKind.LOOK_AHEAD, handle, self._sent_of(handle), "prefetches")
+
+    def ask_lease(self, handle: Handle, ahead: int) -> None:
+        """Send off what `lease` waits for."""
+        self._ask(MessageKind.LEASE, handle, self._sent_of(handle), "prefetches", ahead)
+
     def look_up(self, handle: Handle) -> None:
         """Read the batch's rows at all servers, creating absent ones, when each allows it."""
-        self._request(MessageKind.LOOK_UP, handle)
+        self._read(MessageKind.LOOK_UP, handle, self._sent_of(handle), "lookups")
 
     def look_up_ahead(self, handle: Handle) -> None:
         """A prefetch of lookahead: read at any time, without side effect."""
-        self._request(MessageKind.LOOK_AHEAD, handle)
+        self._read(MessageKind.LOOK_AHEAD, handle, self._sent_of(handle), "prefetches")
 
     def bring_up_to_date(self, handle: Handle) -> None:
         """Replace prefetched rows that were written since, when all earlier pushes are applied."""
-        self._request(MessageKind.BRING_UP_TO_DATE, handle)
+        self._read(MessageKind.BRING_UP_TO_DATE, handle, self._sent_of(handle), "lookups")
 
     def lease(self, handle: Handle, ahead: int) -> Lease:
         """lookahead `forwarded`: the batch's rows with their state, at most ``ahead`` steps old."""
-        sent = self._sent[handle.rank, handle.step]
-        key = (handle.rank, handle.step)
-        servers = [
-            self._request_one(MessageKind.LEASE, handle, sent, "prefetches", shard, ahead)
-            for shard in range(self.shards)
-        ]
+        if not self._is_asked(handle, "prefetches"):
+            self.ask_lease(handle, ahead)
+        key = handle.rank, handle.step
         leases: Lease = []
-        for server in servers:
+        for shard in range(self.shards):
+            server = self._unanswered["prefetches", handle.rank, shard][handle.step]
             message, rows = self._client.answer("prefetches", server, *key, "the leased rows")
+            with self._changed:
+                del self._unanswered["prefetches", handle.rank, shard][handle.step]
             tables: dict[str, dict[str, Any]] = {name: {} for name in self.tables}
             for name, array in payload_of(message, rows).items():
                 table, _, column = name.rpartition("/")
@@ -109,12 +125,20 @@ class RemoteStore(RemoteControl):
 
     def give(self, push: RankPush) -> None:
         """Hand over a rank's gradients; the servers say later that they have closed the push."""
+        self._push(MessageKind.PUSH, push)
+
+    def write_back(self, push: RankPush) -> None:
+        """The lookup of a batch that was on lease, and its push, in one message: what comes back is
+        that the push is closed."""
+        self._push(MessageKind.WRITE_BACK, push)
+
+    def _push(self, kind: MessageKind, push: RankPush) -> None:
         handle, rows = push
-        sent = self._sent[handle.rank, handle.step]
+        sent = self._sent_of(handle)
         if rows is not None and rows is not sent.gradients:
             for name, gradients in rows.items():
                 np.copyto(sent.gradients[name], gradients)
-        push_it = Message(MessageKind.PUSH, handle.rank, handle.step, number=int(rows is None))
+        push_it = Message(kind, handle.rank, handle.step, number=int(rows is None))
         with self._changed:
             sent.push = push_it  # from now on a server that comes back is sent it, too
         for shard in range(self.shards):
@@ -128,6 +152,7 @@ class RemoteStore(RemoteControl):
             sent, values = lay_out(plan, self._dtype, self._peeks)
             handle = Handle(ALL, ALL, batch, plan, values)
             try:
+                self._ask(MessageKind.LOOK_AHEAD, handle, sent, "control")
                 self._read(MessageKind.LOOK_AHEAD, handle, sent, "control")
                 handle.values = values.of(values.flat.copy())
             finally:
@@ -141,58 +166,96 @@ class RemoteStore(RemoteControl):
 
     # Inside.
 
-    def _request(self, kind: MessageKind, handle: Handle) -> None:
-        """Prefetches have connections of their own: while one waits, the step before it is
-        refreshed."""
-        role = "prefetches" if kind is MessageKind.LOOK_AHEAD else "lookups"
-        self._read(kind, handle, self._sent[handle.rank, handle.step], role)
+    def _sent_of(self, handle: Handle) -> SentBatch:
+        return self._sent[handle.rank, handle.step]
+
+    def _is_asked(self, handle: Handle, role: str) -> bool:
+        return handle.step in self._unanswered[role, handle.rank, 0]
 
     def _read(self, kind: MessageKind, handle: Handle, sent: SentBatch, role: str) -> None:
-        """Ask all servers for the batch's rows, then wait for all answers: for each server's first
-        in turn, so that what all take is not counted as waiting for one."""
-        servers = [
-            self._request_one(kind, handle, sent, role, shard) for shard in range(self.shards)
-        ]
+        """Wait for all servers' answers, after asking for them where that was not done: for each
+        server's first in turn, so that what all take is not counted as waiting for one."""
+        if not self._is_asked(handle, role):
+            self._ask(kind, handle, sent, role)
         for place in range(self.shards):
             shard = (handle.step + place) % self.shards
             began_s = time.perf_counter()
-            while not self._has_answered(handle, sent, role, servers[shard]):
-                servers[shard] = self._request_one(kind, handle, sent, role, shard)
+            while not self._has_answered(handle, sent, role, shard):
+                self._ask_again(kind, handle, sent, role, shard)
             waited_s = time.perf_counter() - began_s
             with self._changed:
                 key = handle.rank, shard
                 self.waited_s[key] = self.waited_s.get(key, 0.0) + waited_s
 
-    def _request_one(
+    def _ask(
+        self, kind: MessageKind, handle: Handle, sent: SentBatch, role: str, number: int = 0
+    ) -> None:
+        """Ask every server for the batch's rows, behind what it was asked for before.
+
+        Of one that has died meanwhile, whoever waits for the answers asks the one in its place for
+        all of them again, in their order: what is new waits until that is done.
+        """
+        rank = handle.rank
+        step = handle.step
+        for shard in range(self.shards):
+            unanswered = self._unanswered[role, rank, shard]
+
+            def is_its_turn(shard: int = shard, asked: Mapping[int, Any] = unanswered) -> bool:
+                server = self._client.at(shard)
+                return all(at is server or other == step for other, at in asked.items())
+
+            with self._changed:
+                if not is_its_turn():
+                    self._changed.wait_until(
+                        is_its_turn,
+                        self._stop,
+                        lambda: f"rank {rank}, step {step} waits for lookups that are asked again",
+                    )
+                unanswered[step] = server = self._client.at(shard)
+            with suppress(ServerRestoredError):
+                self._send(kind, handle, sent, role, server, number)
+
+    def _ask_again(
+        self, kind: MessageKind, handle: Handle, sent: SentBatch, role: str, shard: int
+    ) -> None:
+        """Ask the server that is in the place of one that has not answered."""
+        while True:
+            server = self._client.at(shard)
+            with suppress(ServerRestoredError):
+                self._send(kind, handle, sent, role, server)
+                break
+        with self._changed:
+            self._unanswered[role, handle.rank, shard][handle.step] = server
+            self._changed.notify_all()
+
+    def _send(
         self,
         kind: MessageKind,
         handle: Handle,
         sent: SentBatch,
         role: str,
-        shard: int,
+        server: Incarnation,
         number: int = 0,
-    ) -> Incarnation:
-        """Send the request to one server; to which of its incarnations."""
+    ) -> None:
+        """Send the request to one server."""
+        shard = server.shard
         is_known = kind is MessageKind.BRING_UP_TO_DATE  # then the server has its ids
         body = b"" if is_known else pack_placed(sent.placed(shard))
         ids = () if is_known else sent.arrays("ids", shard)
         request = Message(kind, handle.rank, handle.step, body, number)
-        while True:
-            server = self._client.at(shard)
-            with suppress(ServerRestoredError):
-                self._client.attach(role, shard, handle.rank, sent.number, sent.segment)
-                self._client.send(role, shard, request, ids)
-                return server
+        self._client.attach(role, server, handle.rank, sent.number, sent.segment)
+        self._client.send(role, shard, request, ids, server=server)
 
-    def _has_answered(
-        self, handle: Handle, sent: SentBatch, role: str, server: Incarnation
-    ) -> bool:
+    def _has_answered(self, handle: Handle, sent: SentBatch, role: str, shard: int) -> bool:
         """Whether the server has answered in the incarnation that has the request."""
-        shard = server.shard
+        rank = handle.rank
+        step = handle.step
         rows = sent.arrays("values", shard)
+        unanswered = self._unanswered[role, rank, shard]
+        server = unanswered[step]
         try:
             rows_message, _ = self._client.answer(
-                role, server, handle.rank, handle.step, "the rows", lambda message: rows.room()
+                role, server, rank, step, "the rows", lambda message: rows.room()
             )
         except ServerRestoredError:
             return False
@@ -201,6 +264,8 @@ class RemoteStore(RemoteControl):
             if server.has_ended:
                 return False
             sent.read_at.add(shard)
+            del unanswered[step]
+            self._changed.notify_all()
         handle.version[shard] = rows_message.number
         return True
 

@@ -84,7 +84,7 @@ class ServedShard:
             server.bring_up_to_date(handle := known.handle)
         elif kind is MessageKind.LEASE:
             return self._lease(channel, batches, message)
-        elif kind is MessageKind.PUSH:
+        elif kind in (MessageKind.PUSH, MessageKind.WRITE_BACK):
             return self._push(channel, batches, message)
         elif kind is MessageKind.FINISH:
             return server.finish(batches.rank, step)
@@ -131,9 +131,11 @@ class ServedShard:
             batch = batches.known(step)
             repeated = self.server.has_closed(batches.rank, step)
             waiting = batch is not None and batch.closed_to is not None
-            self.repeated_pushes += repeated or waiting
             if batch is not None and not waiting:
+                if message.kind is MessageKind.WRITE_BACK and not repeated:
+                    self.server.look_up(batch.handle)  # NotReady: nothing is done yet
                 batch.closed_to = channel
+            self.repeated_pushes += repeated or waiting
             if not waiting and not repeated:
                 if batch is None:
                     raise BadMessageError(
@@ -154,6 +156,8 @@ class ServedShard:
 
     def begin_run(self, rules: Mapping[str, Any]) -> None:
         """A run starts at step 0 on the rows as they are."""
+        for batches in list(self.batches.values()):
+            batches.of_earlier_run = set(batches.users)
         self.stop.set(None)
         self.stop = ServerStop(self.peers)
         self.rules = parse(ServerRules, rules, "rules")

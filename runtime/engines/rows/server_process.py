@@ -170,11 +170,17 @@ class Service(ServedShard):
         while True:
             # The next request; a segment is no request, it is only mapped.
             message, segment = yield from channel.receiving(place=place)
+            stop = self.stop
             if message.kind is MessageKind.SEGMENT:
                 batches.attach(message, segment)
                 continue
             if message.kind is MessageKind.DISCONNECT:
                 return None
+            if message.kind is MessageKind.RUN_BEGINS:
+                batches.of_earlier_run.discard(role)
+                channel.send(message)
+            if role in batches.of_earlier_run or message.kind is MessageKind.RUN_BEGINS:
+                continue
             if message.kind is not MessageKind.FINISH and not 0 <= message.step < 2**62:
                 raise BadMessageError(
                     f"step {message.step} of a {message.kind.name} does not exist"
@@ -182,7 +188,6 @@ class Service(ServedShard):
             traffic["requests"] += message.kind is not MessageKind.FINISH
 
             # Do it, as soon as window and order allow it; its errors end the run.
-            stop = self.stop
             try:
                 request = partial(self.answer, channel, batches, message, stop)
                 yield from retry_until_ready(request)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -95,6 +96,13 @@ def answer(
     Only methods of the ``interface`` are called. Raises BadMessageError for what is no call,
     NotReady, RunStopped, and PeerGoneError.
     """
+    reply(channel, message, asked_of(message, segment, interface, service))
+
+
+def asked_of(
+    message: Message, segment: Segment | None, interface: type, service: Any
+) -> partial[Any]:
+    """What a CALL asks of the ``service``: a method, with arguments. Raises BadMessageError."""
     # Which method it is: nothing that the interface does not declare can be reached.
     if message.kind is not MessageKind.CALL:
         raise BadMessageError(f"a {message.kind.name} is no call")
@@ -103,10 +111,16 @@ def answer(
     name = str(arguments.pop("method", None))
     if name not in methods:
         raise BadMessageError(f"a call is one of {', '.join(methods)}")
+    return partial(getattr(service, name), **arguments)
 
-    # Its errors are the caller's, but for those by which this end waits or stops.
+
+def reply(
+    channel: Channel, message: Message, asked: Callable[[], Mapping[str, Any] | None]
+) -> None:
+    """Do what was asked, and send the result under the number of the CALL; an error, too, but for
+    those by which this end waits or stops, which are raised."""
     try:
-        result = getattr(service, name)(**arguments)
+        result = asked()
     except (PeerGoneError, BadMessageError, NotReady, RunStopped):
         raise
     except Exception as error:

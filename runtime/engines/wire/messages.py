@@ -28,7 +28,7 @@ from runtime.files import BrokenFileError
 from runtime.stop import PeerError
 
 MAGIC = b"PtbR"
-VERSION = 9
+VERSION = 10
 MOST_BODY_BYTES = 1 << 16
 MOST_SEGMENTS = 1 << 16
 """Segments of one rank: far beyond any window that fits a memory."""
@@ -84,8 +84,14 @@ class MessageKind(IntEnum):
     """The gradients are in the segment, or (number 1) lost. CLOSED, whenever that is."""
     CLOSED = 31
     """The push of (rank, step) is applied or lost here; its gradients are no longer needed."""
+    WRITE_BACK = 33
+    """lookahead forwarded: PUSH of a batch that was on lease, and before it the lookup whose rows
+    nobody needs. CLOSED."""
     FINISH = 32
     """The rank has ``step`` steps and no more; not answered."""
+    RUN_BEGINS = 34
+    """What came before it over this connection was of a run that was stopped. RUN_BEGINS, behind
+    the last answer to that."""
     CALL = 40
     """A rare request: JSON with verb and arguments, arrays among them. RESULT."""
     RESULT = 41

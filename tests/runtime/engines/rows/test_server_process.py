@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -443,11 +444,11 @@ class Alike(RemoteStore):
 
     def __init__(self, servers: int) -> None:
         self.shards, self.waited_s, self._changed = servers, {}, threading.Condition()
+        self._unanswered = defaultdict(dict)
         self.now_s = self.ready_s = 0.0
 
-    def _request_one(self, *_: object) -> int:
+    def _ask(self, *_: object) -> None:
         self.ready_s = self.now_s + 1.0
-        return 0
 
     def _has_answered(self, *_: object) -> bool:
         self.now_s = max(self.now_s, self.ready_s)
