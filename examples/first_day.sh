@@ -25,8 +25,8 @@ cat "$out/mine.txt"
 try persia-runtime train --resume "$out/mine" --latency-s 0
 
 # What does asynchrony cost here?
-try persia-experiments staleness-sweep --data.name clicks.toml --modes sync hybrid async --taus 4 --seeds 2 \
-    --model.hidden 64 32 --out "$out/sweep"
+try persia-experiments sweep staleness.toml --seeds 2 --set data.name=clicks.toml sync.tau=4 model.hidden=64 32 \
+    --out "$out/sweep"
 
 # The model put to use.
 try persia-runtime evaluate "$out/mine"

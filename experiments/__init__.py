@@ -1,1 +1,48 @@
 """Studies built on the runtime and the simulator: one module each, results in run folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["sweep"]
+
+
+def sweep(
+    study: str | Path | Mapping[str, Any],
+    *,
+    config: str | Path | None = None,
+    set: Mapping[str, Any] | None = None,
+    seeds: int | None = None,
+    out: str | Path | None = None,
+) -> pd.DataFrame:
+    """Train the lines of a study, and return the AUC of each with its gap to the line that it is
+    held against.
+
+    ``study``: a file, one that comes with the package (``"demo.toml"``), or a mapping as a file has
+    it. ``config``: options of training from a file, over the study's base; ``set``: options by
+    name, over both, whose lists are crossed. ``seeds``: paired seeds, else the study's. ``out``:
+    folder of the runs, where a second call finds what is done; else runs/ and the study's name.
+    Returns a row a line and task: ``auc``, ``gap`` and ``gap_half_width_95`` (95 %, over seeds and
+    test samples) among its columns. Raises ValueError naming the key, the line, the value and the
+    remedy.
+    """
+    import pandas as pd  # late: with torch they take seconds
+
+    from experiments.option_values import flat, values_of
+    from experiments.studies.sweep import Options, table_of
+
+    asked = flat(set or {}, "set")
+    typed = {name: values_of(name, value, "set") for name, value in asked.items()}
+    file = Path("study.toml") if isinstance(study, Mapping) else Path(study)
+    options = Options(
+        file=file,
+        config=None if config is None else Path(config),
+        seeds=seeds,
+        out=None if out is None else Path(out),
+    )
+    return pd.DataFrame(table_of(study if isinstance(study, Mapping) else file, options, typed))

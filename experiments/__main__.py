@@ -29,9 +29,11 @@ RUNS_USAGE = """usage: persia-experiments runs COMMAND [options]
 def module_of(name: str) -> str:
     """The module of a study or bench.
 
-    >>> module_of("time-to-auc")
-    'experiments.studies.time_to_auc'
+    >>> module_of("time-to-auc"), module_of("demo")
+    ('experiments.studies.time_to_auc', 'experiments.studies.sweep')
     """
+    if name in STUDIES and STUDIES[name].file:
+        return "experiments.studies.sweep"
     room = "studies" if name in STUDIES else "benching"
     return f"experiments.{room}.{name.replace('-', '_')}"
 
@@ -54,6 +56,8 @@ def main(arguments: Sequence[str]) -> int:
 def _run(name: str, arguments: list[str]) -> None:
     with interrupts_held():
         module = importlib.import_module(module_of(name))
+    if name in STUDIES and (file := STUDIES[name].file):
+        name, arguments = "sweep", [file, *arguments]
     options = read_options(module.Options, arguments, f"persia-experiments {name}")
     if not getattr(options, "dry_run", False):
         ensure_writable(options.out)

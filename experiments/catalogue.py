@@ -29,6 +29,8 @@ class Study:
     """Ends of the tables' names behind ``stem``."""
     table_stem: str = ""
     """Stem of the tables, where they are not called as the study."""
+    file: str = ""
+    """The study's file in experiments/sweeps, where it is one: its command is that of `sweep`."""
     draws: bool = True
     """Whether there is a figure; else the first table is shown instead."""
     quick: str = ""
@@ -84,18 +86,14 @@ STUDIES = _by_name(
         minutes=4,
         title="AUC lost by late rows and late dense weights",
         caption="Test AUC minus that of sync, paired by seed, with 95 % intervals over seeds and"
-        " test samples, by the updates that rows / dense weights miss; open: at a dense rate of its"
-        " own. Left of zero a mode has lost accuracy.",
+        " test samples. Left of zero a mode has lost accuracy.",
         quick_minutes=4,
+        file="demo.toml",
     ),
-    Study("staleness-sweep", "the same over any modes, bounds, seeds and factors", None),
-    Study("tune", "the best rates of each mode on your data, by one rule, as files", None),
-    Study(
-        name="models",
-        says="does it depend on the model? AUC and what late rows cost, model x data",
-        minutes=None,
-        draws=False,
-    ),
+    Study("sweep", "any study from its file: lines of options, each held against another", None),
+    Study("staleness-sweep", "sync, hybrid, async at any bounds", None, file="staleness.toml"),
+    Study("tune", "the best rates of each mode, as files", None, file="tune.toml"),
+    Study("models", "what late rows cost, by model and data set", None, file="models.toml"),
     Study("daily", "tomorrow's data: each day judged before it trains, in each mode", None),
     Study(
         name="lateness",
@@ -117,11 +115,12 @@ STUDIES = _by_name(
         minutes=11,
         title="What is done about late rows, and what it gives back",
         caption="Dots are means over paired seeds, bars 95 % over seeds and test samples: test AUC"
-        " minus that of sync (left), and minus the same mode and bound untreated (right). Right of"
-        " zero a treatment gives accuracy back; a bar that holds zero has shown nothing. The axes"
-        " are linear within a thousandth, logarithmic beyond.",
-        quick="--seeds 3 --taus 64 --presets torchrec-semisync tfra-half-sync persia-default",
-        quick_minutes=3,
+        " minus that of the line in bold above: sync, or the same mode and bound untreated. Right"
+        " of zero a treatment gives accuracy back; a bar that holds zero has shown nothing. The"
+        " axis is linear within a thousandth, logarithmic beyond.",
+        quick="--seeds 3",
+        quick_minutes=6,
+        file="treatments.toml",
     ),
     Study(
         name="convergence",

@@ -3,46 +3,41 @@
 Two seeds of sync and of hybrid, trained and compared:
 
 >>> from tempfile import TemporaryDirectory
->>> from experiments.points import over_seeds
+>>> from experiments.points import Line, over_seeds
 >>> from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
 >>> from runtime.run.record import run_into
 >>> few = {"data": DataConfig(name="synthetic", rows=512), "batch": 64}
 >>> few["evaluation"] = EvaluationConfig(test_rows=100)
->>> modes = SyncConfig(mode="sync"), SyncConfig(mode="hybrid", tau=4)
+>>> sync = TrainConfig(sync=SyncConfig(mode="sync"), **few)
+>>> late = TrainConfig(sync=SyncConfig(mode="hybrid", tau=4), **few)
+>>> lines = Line(name="sync", config=sync), Line(name="rows 4 late", config=late, versus="sync")
 >>> with TemporaryDirectory() as folder:
 ...     root = Path(folder)
-...     points = [
-...         point
-...         for sync in modes
-...         for point in over_seeds(sync.mode, TrainConfig(sync=sync, **few), 2, decides="")
-...     ]
-...     for point in points:
+...     points = [over_seeds(line.slug, line.config, 2, decides="") for line in lines]
+...     for point in points[0] + points[1]:
 ...         _ = run_into(point.folder(root), point.config)
-...     lines = gap_table(finished(points, root), "click", root)
->>> [(line["mode"], line["rows_late"], line["seeds"]) for line in lines]
-[('sync', 0, 2), ('hybrid', 4, 2)]
->>> lines[0]["gap_to_sync"], lines[1]["gap_to_sync_half_width_95"] > 0
-(0.0, True)
+...     rows = gap_table(lines, [finished(of_line, root) for of_line in points], "click", root)
+>>> [(row["line"], row["rows_late"], row["seeds"]) for row in rows]
+[('sync', 0, 2), ('rows 4 late', 4, 2)]
+>>> rows[1]["gap_half_width_95"] > 0
+True
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from experiments.points import Point, Setting
+from experiments.points import Line, Point, Setting, stream_of_seeds
 from experiments.statistics import Interval, contrast, t_interval
 from experiments.tables import Column
 from persia_sim.base.window import UpdatesMissed, updates_missed
 from runtime.run.folder import Predictions, read_metrics, read_predictions, read_summary
-
-K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,78 +154,74 @@ def paired_interval(
     return replace(both, mean=over_seeds.mean)
 
 
-def gap_table(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]]:
-    """A line of the CSV per mode, bound, dense lag and dense rate, in the order of the runs.
+def gap_table(
+    lines: Sequence[Line],
+    runs_of: Sequence[Sequence[Run]],
+    task: str,
+    root: Path,
+    beside: str = "",
+) -> list[dict[str, Any]]:
+    """A row of the CSV for each line of a study: what is late in it, its scores, and its AUC minus
+    that of the line that it is held against.
 
-    Runs of as many ranks are compared with each other, and with no others.
+    ``runs_of``: the runs of each line, a seed each. ``beside``: an option that makes groups; each
+    gap has beside it by how much it differs from that at the option's first value.
 
     There is no speed in it: the samples/s of single runs are no comparison (one run of each, on a
     machine whose speed moves, and in async a batch per rank that is W times that of sync). The
     benches measure speeds, in turn and with intervals.
     """
-    by_ranks: dict[int, list[Run]] = {}
-    for run in runs:
-        by_ranks.setdefault(run.summary["ranks"], []).append(run)
-    return [
-        line for alike in by_ranks.values() for line in _lines_of_equal_ranks(alike, task, root)
-    ]
-
-
-def _lines_of_equal_ranks(runs: Sequence[Run], task: str, root: Path) -> list[dict[str, Any]]:
-    # Runs that differ only in their seed make a line.
-    groups: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        key = (*run.setting, run.late, run.point.config.model.lr)
-        groups.setdefault(key, []).append(run)
-
-    # Each line is compared with sync, and with the hybrid whose rows are as late.
-    sync: Sequence[Run] = next(
-        (group for group in groups.values() if group[0].setting[0] == "sync"), ()
-    )
-    hybrids = {
-        late.rows: group
-        for (mode, _, late, _), group in groups.items()
-        if (mode, late.dense) == ("hybrid", 0) and late.rows
-    }
-
-    return [
-        {
-            "mode": mode,
-            "tau": tau,
+    found = {(line.group, line.name): runs for line, runs in zip(lines, runs_of, strict=True)}
+    rows = []
+    for line, runs in zip(lines, runs_of, strict=True):
+        held = found[line.group, line.versus] if line.versus else []
+        gap = gap_over_seeds(runs, held, task, root) if held else _NO_GAP
+        late = runs[0].late
+        row = {
+            "data": stream_of_seeds(line.config.data.name, line.config.seed),
+            "group": line.group_name,
+            "line": line.name,
+            "mode": runs[0].setting[0],
+            "tau": runs[0].setting[1],
             "rows_late": late.rows,
             "dense_late": late.dense,
-            "lr": lr,
-            "ranks": group[0].summary["ranks"],
+            "row_lr": line.config.rows.optimizer.lr,
+            "lr": line.config.model.lr,
+            "ranks": runs[0].summary["ranks"],
             "task": task,
-            **means_and_gap(group, sync, task, root),
-            **columns_beside(late, hybrids, partial(gap_over_seeds, group, task=task, root=root)),
+            "seeds": gap.n if held else len(runs),
+            "auc": mean_auc(runs, task),
+            "log_loss": float(np.mean([run.auc(task, "log_loss") for run in runs])),
+            "versus": line.versus,
+            **gap_columns(gap, "gap"),
         }
-        for (mode, tau, late, lr), group in groups.items()
-    ]
+        if beside:
+            row |= gap_columns(_beside_first(line, lines, found, beside, task, root), "beside")
+        rows.append(row)
+    return rows
 
 
-def columns_beside(
-    late: tuple[int | None, int | None], hybrids: Mapping[int, K], gap_to: Callable[[K], Interval]
-) -> dict[str, Any]:
-    """Columns of the gap to hybrid of a setting whose rows and dense weights are both ``late``; of
-    ``hybrids``, by the lateness of their rows, the one as late, else the next later."""
-    missed, dense = late
-    rows = min((n for n in hybrids if missed and dense and n >= missed), default=None)
-    gap = Interval(math.nan, math.nan, 0) if rows is None else gap_to(hybrids[rows])
-    return {"hybrid_rows_late": rows, **gap_columns(gap, "gap_to_hybrid")}
+_NO_GAP = Interval(math.nan, math.nan, 0)
 
 
-def means_and_gap(
-    runs: Sequence[Run], sync: Sequence[Run], task: str, root: Path
-) -> dict[str, float]:
-    """Columns of a setting's runs: seeds, scores, the gap to sync."""
-    gap = gap_over_seeds(runs, sync, task, root)
-    return {
-        "seeds": gap.n,
-        "test_auc": mean_auc(runs, task),
-        **gap_columns(gap),
-        "log_loss": float(np.mean([run.auc(task, "log_loss") for run in runs])),
-    }
+def _beside_first(
+    line: Line,
+    lines: Sequence[Line],
+    found: Mapping[Any, Sequence[Run]],
+    beside: str,
+    task: str,
+    root: Path,
+) -> Interval:
+    """A line's gap minus that of its like at the first value of the option: a difference of two
+    paired differences. None of the first itself, and of a line without a gap."""
+    values = [value for one in lines for path, value in one.group if path == beside]
+    first = tuple((path, values[0] if path == beside else value) for path, value in line.group)
+    keys = (first, line.versus), (first, line.name), (line.group, line.versus)
+    if not line.versus or first == line.group or any(key not in found for key in keys):
+        return _NO_GAP
+    sides = [*(found[key] for key in keys), found[line.group, line.name]]
+    by_seed = [{run.summary["seed"]: run for run in side} for side in sides]
+    return contrast_over_seeds(by_seed, (1, -1, -1, 1), task, root)
 
 
 def mean_auc(runs: Sequence[Run], task: str) -> float:
@@ -263,26 +254,32 @@ seeds and test samples together, in which a user's samples count as one. Where e
 synthetic data of its own, test samples among them, the interval is over seeds alone."""
 
 
-def of_sync(line: Mapping[str, Any], name: str = "gap_to_sync") -> str:
-    """A gap of a line of a CSV in thousandths of AUC."""
-    return thousandths(Interval(line[name], line[f"{name}_half_width_95"], line["seeds"]))
-
-
 def _or_dash(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-COLUMNS: dict[str, Column] = {
-    "mode": "{mode}",
-    "tau": lambda line: "-" if line["mode"] in ("sync", "lookahead") else str(line["tau"]),
-    "rows late": lambda line: _or_dash(line["rows_late"]),
-    "dense late": lambda line: _or_dash(line["dense_late"]),
-    "dense rate": "{lr:g}",
-    "test AUC": "{test_auc:.4f}",
-    "gap to sync [1e-3]": lambda line: "-" if line["mode"] == "sync" else of_sync(line),
-    "log-loss": "{log_loss:.4f}",
-}
-"""Columns of `gap_table` as a person reads them."""
+def columns_of(rows: Sequence[Mapping[str, Any]], part: str = "test") -> dict[str, Column]:
+    """The columns of `gap_table` as a person reads them; ``part``: what the runs are judged on."""
+    versus = {row["versus"] for row in rows if row["versus"]}
+    gap = f"gap to {min(versus)}" if len(versus) == 1 else "gap"
+    columns: dict[str, Column] = {
+        "line": "{line}",
+        "rows late": lambda row: _or_dash(row["rows_late"]),
+        "dense late": lambda row: _or_dash(row["dense_late"]),
+        f"{part} AUC": "{auc:.4f}",
+        "log-loss": "{log_loss:.4f}",
+    }
+    if len(versus) > 1:
+        columns["versus"] = lambda row: row["versus"] or "-"
+    columns[f"{gap} [1e-3]"] = lambda row: gap_of(row) if row["versus"] else "-"
+    if any("beside" in row for row in rows):
+        columns["minus the first's [1e-3]"] = lambda row: gap_of(row, "beside")
+    return columns
+
+
+def gap_of(row: Mapping[str, Any], name: str = "gap") -> str:
+    """A gap of a row of a CSV in thousandths of AUC."""
+    return thousandths(Interval(row[name], row[f"{name}_half_width_95"], row["seeds"]))
 
 
 def thousandths(gap: Interval) -> str:

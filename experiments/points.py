@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,6 +65,45 @@ class Point:
     def is_done(self, root: Path) -> bool:
         """Whether its summary is there; it is written last, and whole."""
         return read_summary(self.folder(root)) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a study: a run over seeds, and what it is held against."""
+
+    name: str
+    """What its table calls it; one of its kind within its group."""
+    config: TrainConfig
+    group: tuple[tuple[str, Any], ...] = ()
+    """Options that all lines of the study vary in, and their values here."""
+    versus: str = ""
+    """The name of the line of its group that it is held against; empty: none."""
+    keeps_rates: bool = False
+    """Whether its learning rates are its own, which no search changes."""
+
+    @property
+    def group_name(self) -> str:
+        """The values of its group in words: ``model.name=dcn``; empty where nothing varies."""
+        return " ".join(f"{path}={words_of(value)}" for path, value in self.group)
+
+    @property
+    def slug(self) -> str:
+        """The start of its points' folders."""
+        values = (words_of(value) for _, value in self.group)
+        return re.sub(r"[^A-Za-z0-9.=+-]+", "-", "-".join([*values, self.name])).strip("-.")
+
+
+def words_of(value: Any) -> str:
+    """A value of an option as names of lines have it.
+
+    >>> words_of((256, 128)), words_of(2.5e-4), words_of(True)
+    ('256 128', '0.00025', 'true')
+    """
+    if isinstance(value, list | tuple):
+        return " ".join(map(words_of, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def data_sha256(config: TrainConfig) -> str:
@@ -254,3 +295,31 @@ def readable(wanted: Iterable[DataConfig]) -> tuple[dict[str, Provenance], list[
         except DataError as error:
             missing.append(f"{data.name} is left out: {str(error).splitlines()[0]}")
     return facts, missing
+
+
+REAL_DATA = "kuairand-pure-14d"
+
+
+def find_data(data_dir: Path | None, name: str = REAL_DATA) -> DataConfig:
+    """The real clicks where they are found, else the synthetic stream, with a line that says so.
+
+    Raises ValueError where they do not lie in a folder that the user has named.
+    """
+    from runtime.data.catalogue import DATA_DIR_VARIABLE
+    from runtime.data.errors import DataError
+    from runtime.data.open import open_source
+
+    # A folder that the user named must hold them.
+    try:
+        open_source(name, data_dir=data_dir)
+        return DataConfig(name=name, dir=data_dir)
+    except DataError as error:
+        if data_dir is not None or DATA_DIR_VARIABLE in os.environ:
+            raise ValueError(str(error)) from None
+
+    # Without one a study runs all the same.
+    print(
+        "no real data found: using the synthetic stream; for real clicks run"
+        f" `persia-runtime data get {name}` or set PERSIA_DATA_DIR"
+    )
+    return DataConfig(name=SYNTHETIC)

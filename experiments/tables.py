@@ -89,24 +89,27 @@ def write_csv(
 
 
 def leave(
-    options: Any, tables: Mapping[str, Sequence[Mapping[str, Any]]], drawn_first: int = 0
+    options: Any,
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    drawn_first: int = 0,
+    as_a: str = "",
 ) -> None:
     """Write a study's tables, draw its figure from so many first of them, and say where they lie.
 
-    ``tables``: by what stands behind the study's name in that of the CSV.
+    ``tables``: by what stands behind the study's name in that of the CSV. ``as_a``: as in `drawn`.
     """
     stem = f"{options.out / options.study.replace('-', '_')}"
     paths = [write_csv(Path(f"{stem}{end}.csv"), rows) for end, rows in tables.items()]
     print(f"{'tables' if paths[1:] else 'table'}: {'   '.join(map(str, paths))}")
     if drawn_first:
-        print(f"figure: {drawn(*paths[:drawn_first])}")
+        print(f"figure: {drawn(*paths[:drawn_first], as_a=as_a)}")
 
 
-def drawn(path: Path, *others: Any) -> Path:
-    """Draw the figure of a table beside it; it has the table's name."""
+def drawn(path: Path, *others: Any, as_a: str = "") -> Path:
+    """Draw the figure of a table beside it; it is that of the table's name, or of another kind."""
     from paper_figs.style import as_png  # late: matplotlib takes a second
 
-    picture = as_png(figure_of(path.stem)(path, *others))
+    picture = as_png(figure_of(as_a or path.stem)(path, *others))
     with atomic_write(path.with_suffix(".png")) as file:
         file.write(picture)
     return path.with_suffix(".png")

@@ -23,71 +23,62 @@ from paper_figs.style import (
 
 
 @of_tables
-def demo_figure(rows: pd.DataFrame) -> Figure:
-    """A dot per setting with its 95 % interval, of the first task of the table.
+def sweep_figure(rows: pd.DataFrame) -> Figure:
+    """A dot for each line of a study with the 95 % interval of its gap, of the first task.
 
-    Settings stand under what is late in them; an open dot has a dense rate of its own.
+    Lines stand under their group and the line that they are held against. Where gaps are large,
+    the axis is linear within a thousandth of AUC and logarithmic beyond.
     """
-    # The first task; sync is the zero line, and its dense rate the shared one.
-    task = rows.task.iloc[0]
-    data = rows.data.iloc[0]
-    seeds = rows.seeds.max()
-    rows = rows[rows.task == task].reset_index(drop=True)
-    shared = rows.lr.iloc[0]
-    rows = rows[rows["mode"] != "sync"]
+    # The first task, and what is held against something.
+    rows = rows[rows.task == rows.task.iloc[0]]
+    words = {name: rows[name].astype(object).where(rows[name].notna(), "") for name in _WORDS}
+    rows = rows.assign(**words)
+    data = ", ".join(dict.fromkeys(rows.data))
+    late = rows[rows.versus != ""].reset_index(drop=True)
 
-    # A line each, headings in bold.
-    figure, axes = plt.subplots(figsize=(7.0, 3.3))
-    labels = _demo_dots(axes, rows, shared)
+    # A height for each line, with a heading, in bold, where group or reference change.
+    labels: list[tuple[float, str, str]] = []
+    places = []
+    heading = None
+    for row in late.itertuples():
+        if (row.group, row.versus) != heading:
+            heading = (row.group, row.versus)
+            labels.append((len(labels), f"{row.group} minus {row.versus}".strip(), "bold"))
+        places.append(len(labels))
+        labels.append((len(labels), row.line, "normal"))
+
+    # The dots, in the looks of their modes.
+    figure, axes = plt.subplots(figsize=(7.0, 1.0 + 0.19 * len(labels)))
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks([place for place, _ in labels], [name for _, name in labels])
-    for tick in axes.get_yticklabels():
-        tick.set_fontweight("normal" if "rate" in tick.get_text() else "bold")
-    axes.set(ylim=(labels[-1][0] + 0.7, -0.7), xlabel=GAP_LABEL)
+    for place, row in zip(places, late.itertuples(), strict=True):
+        look = look_of(row.mode)
+        axes.errorbar(
+            1e3 * row.gap,
+            place,
+            xerr=1e3 * row.gap_half_width_95,
+            fmt=look.marker,
+            color=look.color,
+            markersize=4,
+            capsize=2.5,
+        )
     axes.grid(axis="y", visible=False)
+    axes.set_yticks([place for place, _, _ in labels], [name for _, name, _ in labels])
+    for tick, (_, _, weight) in zip(axes.get_yticklabels(), labels, strict=True):
+        tick.set_fontweight(weight)
+    if late.gap.abs().max() > _MOST_LINEAR:
+        axes.set_xscale("symlog", linthresh=1, linscale=1)
+        show_ticks(axes, "x")
+    axes.set(ylim=(len(labels) - 0.3, -0.7), xlabel="AUC gap [$10^{-3}$]")
     figure.suptitle(
-        f"Test AUC ({task}, {data}) minus that of sync: means of {seeds} paired seeds, 95 %"
-        " over seeds and test samples.\nUpdates that rows / dense weights miss; filled: sync's"
-        " dense rate, open: a rate of its own",
+        f"AUC ({rows.task.iloc[0]}, {data}): means of {rows.seeds.max():g} paired seeds, 95 % over"
+        " seeds and test samples",
     )
     return figure
 
 
-def what_is_late(rows_late: float, dense_late: float) -> str:
-    """The heading that a setting stands under."""
-    if rows_late and dense_late:
-        return "both late (async)"
-    return "rows late alone" if rows_late else "dense weights late alone"
-
-
-def _demo_dots(axes: Axes, rows: pd.DataFrame, shared: float) -> list[tuple[float, str]]:
-    """The dots; returns the tick labels with their heights."""
-    labels: list[tuple[float, str]] = []
-    heading = ""
-    at = -1.0
-    for row in rows.itertuples():
-        # A new heading where something else is late.
-        late = what_is_late(row.rows_late, row.dense_late)
-        if late != heading:
-            heading = late
-            at += 1
-            labels.append((at, heading))
-
-        # The setting's dot, open where its dense rate is not that of sync.
-        at += 1
-        color = look_of(row.mode).color
-        has_other_rate = not np.isclose(row.lr, shared)
-        labels.append((at, f"{row.rows_late:g} / {row.dense_late:g}, rate {row.lr:g}"))
-        axes.errorbar(
-            1e3 * row.gap_to_sync,
-            at,
-            xerr=1e3 * row.gap_to_sync_half_width_95,
-            fmt=look_of(row.mode).marker,
-            color=color,
-            markerfacecolor="white" if has_other_rate else color,
-            capsize=3,
-        )
-    return labels
+_MOST_LINEAR = 10e-3
+_WORDS = ("group", "versus")
+demo_figure = sweep_figure
 
 
 @of_tables
@@ -311,18 +302,18 @@ def daily_figure(rows: pd.DataFrame) -> Figure:
     # A line for each mode and bound.
     figure, axes = plt.subplots(1, 2, figsize=(7.0, 2.8))
     names = [
-        f"{m}, tau {t:g}" if t == t else m for m, t in zip(rows["mode"], rows.tau, strict=True)
+        m if m == "sync" else f"{m}, tau {t:g}" for m, t in zip(rows["mode"], rows.tau, strict=True)
     ]
     rows = rows.assign(label=names)
     for label in in_order(rows.label):
         of_mode, look = rows[rows.label == label], look_of(label)
         style = {"marker": look.marker, "linestyle": look.line, "color": look.color}
         axes[0].plot(of_mode.number, of_mode.auc, label=label, **style)
-        if of_mode.gap_to_sync.notna().any():
+        if of_mode.gap.notna().any():
             axes[1].errorbar(
                 of_mode.number,
-                1e3 * of_mode.gap_to_sync,
-                yerr=1e3 * of_mode.gap_to_sync_half_width_95,
+                1e3 * of_mode.gap,
+                yerr=1e3 * of_mode.gap_half_width_95,
                 capsize=2.5,
                 label=label,
                 **style,

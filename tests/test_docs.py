@@ -21,6 +21,7 @@ import pytest
 import persia_sim.__main__ as simulator
 from experiments import __main__ as studies
 from experiments.__main__ import BENCHES, STUDIES, module_of
+from experiments.study_file import read_study
 from persia_sim.base.command_line import options_of as options_of_record
 from persia_sim.cli.example import write_examples
 from runtime import model_commands, resize, train_options
@@ -268,6 +269,8 @@ def test_the_toml_of_a_text_is_read(block, tmp_path):
     if "labels" in block:
         schema, _ = read_schema(file)
         assert [column.name for column in schema.columns][:2] == ["user", "item"]
+    elif "[[line]]" in block:
+        assert len(read_study(file, typed={"data.name": ["synthetic"]}).lines) > 1
     else:
         assert read_config(file) != TrainConfig()
 

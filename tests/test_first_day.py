@@ -31,11 +31,11 @@ def test_the_script_goes_from_a_table_to_predictions(day):
     clicks = pd.read_csv(EXAMPLES / "clicks.csv")
     assert list(scores.columns) == ["user", "item", "clicked"] and len(scores) == len(clicks)
     assert (scores.user == clicks.user).all() and scores.clicked.between(0, 1).all()
-    for file in ("sweep/staleness_sweep.csv", "exported/manifest.json", "replayed/summary.json"):
+    for file in ("sweep/staleness.csv", "exported/manifest.json", "replayed/summary.json"):
         assert (out / file).is_file()
     for line in (
         "nothing else to look at", "interrupted by SIGTERM after", "goes on from ",
-        "async     4         39           7       0.001",
+        "async tau 4          39           7 ",
         "note: a sample stands for 128 of the simulated cluster's", "20,000 rows: ",
     ):  # fmt: skip
         assert line in told, told

@@ -33,7 +33,8 @@ ROOMS = {
     ],
     "experiments": [
         "catalogue", "options", "statistics", "tables", "targets", "result_cache", "points", "gaps",
-        "sweep", "published", "drilling", "staleness", "lateness", "validating", "paper",
+        "sweeping", "option_values", "study_file", "search", "line_search", "published", "drilling",
+        "staleness", "lateness", "validating", "paper",
         "registry", "studies", "benching", "__main__",
     ],
     "runtime.engines": [

@@ -338,7 +338,7 @@ def which_mode_table() -> str:
 def first_run() -> str:
     """What the README's first command prints, as the first day's transcript has it."""
     text = TRANSCRIPT.read_text()
-    shown = text[text.index("clicked, clicks.toml") : text.index("tables: out/sweep")]
+    shown = text[text.index("clicked, clicks.toml") : text.index("table: out/sweep")]
     return f"```\n{shown.rstrip()}\n```"
 
 

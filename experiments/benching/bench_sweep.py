@@ -19,6 +19,7 @@ GOAL_CORE_S = 5.0
 GOAL_SHARE = 0.8
 SNAPSHOTS = 5
 TRAIN_SAMPLES = 166_932
+_STUDY = '[[line]]\nname = "hybrid"\nsync.mode = "hybrid"\n'
 SCRATCH = "points"
 """Folder of what a command leaves, which no other one finds."""
 
@@ -75,10 +76,14 @@ def commands(
     scratch = options.out / SCRATCH
     every = max(1, TRAIN_SAMPLES // batch // SNAPSHOTS)
     of_all = f"--batch {batch} --evaluate-every"
-    ours = f"--ranks {ranks} --data.name {DATA} {of_all}-steps {every}"
-    point = f"runtime train --mode hybrid --tau {options.tau} {ours} --out"
-    sweep = f"experiments staleness-sweep --modes hybrid --taus {options.tau} {ours}"
-    sweep += f" --seeds {options.seeds} --jobs {options.jobs} --out"
+    point = f"runtime train --mode hybrid --tau {options.tau} --ranks {ranks} --data.name {DATA}"
+    point += f" {of_all}-steps {every} --out"
+    study = options.out / "study.toml"
+    study.parent.mkdir(parents=True, exist_ok=True)
+    study.write_text(_STUDY)
+    sweep = f"experiments sweep {study} --seeds {options.seeds} --jobs {options.jobs} --set"
+    sweep += f" sync.tau={options.tau} sync.ranks={ranks} data.name={DATA} batch={batch}"
+    sweep += f" evaluation.evaluate_every_steps={every} --out"
 
     # The loop that one would write instead, for one seed and for all.
     plain = ["experiments.benching.plain_loop", str(file)]

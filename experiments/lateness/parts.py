@@ -1,7 +1,7 @@
 """The parts of the study in their order: which runs each wants, given what is known by then.
 
 A part asks for runs by `Trainer.train` and reads what came out of `Trainer.file`. Rates are chosen
-on the way, by `experiments.lateness.rates`; the tables derive the same choices from the file alone.
+on the way, by `experiments.search`; the tables derive the same choices from the file alone.
 """
 
 from __future__ import annotations
@@ -9,21 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from experiments.lateness.rates import (
-    BETTER,
-    NO_RATE,
-    SYNCS,
-    Choice,
-    Rates,
-    best_of,
-    choice_of,
-    to_try_of_cell,
-    to_try_of_sync,
-)
 from experiments.lateness.runs import (
     FIRST_TUNING_SEED,
     FLUSHED,
@@ -55,6 +45,18 @@ from experiments.lateness.streams import (
     WINDOW_CELLS,
     Cell,
     Stream,
+)
+from experiments.search import (
+    BETTER,
+    NO_RATE,
+    SYNCS,
+    Choice,
+    Rates,
+    best_of,
+    choice_of,
+    search_late,
+    search_reference,
+    to_try_of_cell,
 )
 from experiments.statistics import Interval, covariance_of_sums, over_seeds_and_rows, t_interval
 
@@ -168,6 +170,22 @@ class RateSearch:
         return choice_of(sync, tried, lambda rates: self.gain(cell, rates, sync))
 
 
+@dataclass(frozen=True, slots=True)
+class CellSearch:
+    """The search for the rates of one cell of it."""
+
+    of: RateSearch
+    cell: Cell
+
+    def tried(self) -> dict[Rates, float]:
+        """Mean validation AUC at all rates at which the cell has all its tuning runs."""
+        return self.of.tried(self.cell)
+
+    def gain(self, rates: Rates, over: Rates) -> Interval:
+        """Validation AUC of the cell at these rates minus that at others, paired by seed."""
+        return self.of.gain(self.cell, rates, over)
+
+
 _RATES_OF_A_PLAN = Rates(row=0.05, dense=1e-3)
 """What a plan without runs is counted with."""
 
@@ -175,32 +193,29 @@ _RATES_OF_A_PLAN = Rates(row=0.05, dense=1e-3)
 def search_sync(trainer: Trainer, stream: Stream, start: float = 0.0) -> Rates:
     """Train until sync's rates are known."""
     search = RateSearch(trainer.file, stream, start)
-    while asked := to_try_of_sync(search.tried(SYNC)):
-        trainer.train([run for rates in asked for run in search.runs(SYNC, rates)], "rates of sync")
-        if trainer.plans_only:
-            return search.sync() or _RATES_OF_A_PLAN
-    return search.sync() or _RATES_OF_A_PLAN
+    train = partial(_train, trainer, "rates of sync")
+    return search_reference(CellSearch(search, SYNC), train) or _RATES_OF_A_PLAN
 
 
-def search_late(
+def search_late_cells(
     trainer: Trainer, stream: Stream, cells: Iterable[Cell], start: float = 0.0
 ) -> dict[Cell, Choice]:
     """Train until the rates of these late cells are known, all of them side by side."""
     sync = search_sync(trainer, stream, start)
     search = RateSearch(trainer.file, stream, start)
     cells = [cell for cell in cells if cell in LATE]
-
-    def asked_for(cell: Cell) -> list[Rates]:
-        sync_auc = search.tried(SYNC).get(sync, math.nan)
-        return to_try_of_cell(sync, search.tried(cell), sync_auc)
-
-    while asked := [(cell, rates) for cell in cells for rates in asked_for(cell)]:
-        runs = [run for cell, rates in asked for run in search.runs(cell, rates)]
-        trainer.train(runs, "rates of late cells")
-        if trainer.plans_only:
-            break
+    searches = [CellSearch(search, cell) for cell in cells]
+    sync_auc = search.tried(SYNC).get(sync, math.nan)
+    search_late(searches, sync, sync_auc, partial(_train, trainer, "rates of late cells"))
     choices = {cell: search.choice(cell) for cell in cells}
     return {cell: choice for cell, choice in choices.items() if choice is not None}
+
+
+def _train(trainer: Trainer, what: str, asked: Sequence[tuple[CellSearch, Rates]]) -> bool:
+    """Train cells at rates; False where that is only planned."""
+    runs = [run for one, rates in asked for run in one.of.runs(one.cell, rates)]
+    trainer.train(runs, what)
+    return not trainer.plans_only
 
 
 def finals(
@@ -253,7 +268,7 @@ def train_cells(trainer: Trainer, stream: Stream) -> None:
     """All cells at sync's rates, and at their own where the rule leaves sync's."""
     sync = search_sync(trainer, stream)
     finals(trainer, stream, [(cell, sync) for cell in CELLS], "cells at sync's rates")
-    choices = search_late(trainer, stream, LATE)
+    choices = search_late_cells(trainer, stream, LATE)
     chosen = [(cell, choice.rates) for cell, choice in choices.items() if choice.outcome == BETTER]
     finals(trainer, stream, chosen, "cells at rates of their own")
 
@@ -262,7 +277,7 @@ def train_starts(trainer: Trainer, stream: Stream) -> None:
     """S4: Adagrad from other accumulators, each with rates of its own."""
     for start in stream.starts[1:]:
         sync = search_sync(trainer, stream, start)
-        choices = search_late(trainer, stream, START_CELLS, start)
+        choices = search_late_cells(trainer, stream, START_CELLS, start)
         wanted = [(cell, sync) for cell in START_CELLS]
         wanted += [(cell, c.rates) for cell, c in choices.items() if c.outcome == BETTER]
         finals(trainer, stream, wanted, f"Adagrad from {start:.3g}", start=start)
@@ -273,7 +288,7 @@ def train_windows(trainer: Trainer, stream: Stream) -> None:
     if not stream.has_windows:
         return
     sync = search_sync(trainer, stream)
-    choices = search_late(trainer, stream, WINDOW_CELLS)
+    choices = search_late_cells(trainer, stream, WINDOW_CELLS)
     chosen = {cell: sync for cell in WINDOW_CELLS}
     chosen |= {cell: c.rates for cell, c in choices.items() if c.outcome != NO_RATE}
     for window in ORIGINS:

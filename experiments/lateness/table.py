@@ -17,7 +17,6 @@ from experiments.gaps import gap_columns
 from experiments.lateness.delays import delays
 from experiments.lateness.logs import LogFacts
 from experiments.lateness.parts import RateSearch, gap_of
-from experiments.lateness.rates import NO_RATE, Rates, points_of
 from experiments.lateness.runs import FLUSHED, RunsFile, StudyRun, run_of
 from experiments.lateness.streams import (
     ASYNC_0,
@@ -41,6 +40,7 @@ from experiments.lateness.streams import (
     Cell,
     Stream,
 )
+from experiments.search import NO_RATE, Rates, points_of
 from experiments.statistics import Interval
 
 Line = dict[str, Any]

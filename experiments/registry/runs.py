@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from experiments.sweep import FAILED
+from experiments.sweeping import FAILED
 from experiments.tables import aligned
 from persia_sim.base.command_line import option_values
 from persia_sim.base.files import read_document, read_regular

@@ -16,7 +16,7 @@ from experiments.options import Count, OneOf, Parallel, SimulatedSteps, TestRows
 from experiments.points import Point, data_sha256, over_seeds
 from experiments.result_cache import ResultCache
 from experiments.statistics import t_interval
-from experiments.sweep import trained
+from experiments.sweeping import trained
 from experiments.tables import Column, leave, table
 from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode

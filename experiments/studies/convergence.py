@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from experiments.gaps import Run, curve_records, gap_over_seeds, mean_auc, thousandths
 from experiments.options import MOST, OneOf, PairedSeeds, Parallel, Some, Tau, TestRows, hold
-from experiments.points import Point, replayed
+from experiments.points import Point, find_data, replayed
 from experiments.published.curves import (
     CONTENDERS,
     KUAIRAND,
@@ -23,8 +23,7 @@ from experiments.published.curves import (
     scenario,
 )
 from experiments.result_cache import ResultCache
-from experiments.studies.demo import find_data
-from experiments.sweep import trained
+from experiments.sweeping import trained
 from experiments.tables import Column, leave, table
 from experiments.targets import COLUMNS, FOOTNOTE, target_lines
 from persia_sim.base.schema import Within

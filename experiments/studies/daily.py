@@ -10,37 +10,31 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from experiments.gaps import Run, finished, gap_columns, gap_over_seeds, of_sync
-from experiments.options import Count, Parallel, Ranks, Seeds, Some, Tau, TestRows
-from experiments.points import Point, data_sha256, over_seeds
-from experiments.statistics import t_interval
-from experiments.sweep import Whole, minutes_left, run_points
+from experiments.gaps import Run, finished, gap_of, gap_table
+from experiments.option_values import options_in, typed_values
+from experiments.options import Parallel, Seeds, Some, Tau
+from experiments.points import Line, Point, data_sha256, over_seeds
+from experiments.sweeping import Whole, minutes_left, run_points
 from experiments.tables import Column, leave, table, toml_value
+from persia_sim.base.command_line import with_changes
 from persia_sim.base.files import atomic_write
+from persia_sim.base.rules import Refused
 from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.whole import find_checkpoint
-from runtime.config import (
-    CheckpointConfig,
-    DataConfig,
-    EngineConfig,
-    EvaluationConfig,
-    ModelConfig,
-    SyncConfig,
-    TrainConfig,
-)
+from runtime.config import CheckpointConfig, TrainConfig
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.rows import number_of
 from runtime.data.schema import Schema, document, read_schema
 from runtime.data.split import Split
 from runtime.data.table import file_of, main_files, open_table
-from runtime.embedding.config import TableConfig
 
+RANKS = 8
 LEAST_DAYS = 2
 """One to train on, one to judge."""
 
@@ -60,18 +54,30 @@ class Options(Parallel):
     """Bound of the modes that have one."""
     seeds: Seeds = 2
     """Paired seeds 0, 1, ..., >= 1; an interval needs two."""
-    ranks: Ranks = 8
-    """Ranks W."""
-    batch: Count = 128
-    """Samples per dense update."""
+    config: Path | None = None
+    """Options of training from a file, as run.toml of `train --config`. Its mode, tau, seed and
+    executor are not read."""
+    set: tuple[str, ...] = ()
+    """Options of training by their names in such a file, over it: data.name=days.toml
+    sync.ranks=4."""
     expire: bool = True
     """A row that a whole day has not looked up starts afresh; with
-    --rows.capacity.expire-after-steps one that was not looked up for so many steps."""
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    rows: TableConfig = field(default_factory=TableConfig)
-    test_rows: TestRows | None = None
-    """Judge on the first rows of each day only."""
+    rows.capacity.expire_after_steps one that was not looked up for so many steps."""
+
+    def _check(self) -> None:
+        typed_values(self.set)  # which refuses what is no option
+
+    @property
+    def base(self) -> TrainConfig:
+        """What the runs of all modes have; 8 ranks where nothing says another number."""
+        typed = typed_values(self.set)
+        for path, values in typed.items():
+            if len(values) > 1:
+                rule = f"gives {path} {len(values)} values, and every day has the same; give one"
+                raise Refused("set", rule)
+        said, _ = options_in(self.config, typed)
+        one_each = {path: value for path, (value,) in typed.items()}
+        return with_changes(TrainConfig(), {"sync.ranks": RANKS} | said | one_each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,7 @@ def run(options: Options) -> None:
     # A day for each file; every run begins with the model of the day before.
     schema, files = days_of(options)
     if len(files) < LEAST_DAYS:
-        raise DataError(f"{options.data.name} has {len(files)} day; give {LEAST_DAYS} or more")
+        raise DataError(f"{options.base.data.name} has {len(files)} day; give {LEAST_DAYS} or more")
     settings = _settings(options)
     print(_counts(files, options))
 
@@ -116,7 +122,7 @@ def run(options: Options) -> None:
             for point in of_mode
         }
 
-    print(f"\n{options.data.name}: each day judged by the model of the days before it\n")
+    print(f"\n{options.base.data.name}: each day judged by the model of the days before it\n")
     print(table(lines, COLUMNS))
     print(f"\n{FOOTNOTE}")
     leave(options, {"": lines}, drawn_first=1)
@@ -150,11 +156,13 @@ def _print_plan(options: Options) -> None:
 
 def days_of(options: Options) -> tuple[Schema, list[Path]]:
     """The schema, and the files of the days in their order."""
-    if not options.data.name.endswith(".toml"):
+    name = options.base.data.name
+    if not name.endswith(".toml"):
         raise DataError(
-            f"--data.name is {options.data.name}: days need the schema (.toml) that describes them"
+            f"data.name is {name}: days need the schema (.toml) that describes them; --set"
+            " data.name=days.toml"
         )
-    schema, folder = read_schema(Path(options.data.name))
+    schema, folder = read_schema(Path(name))
     joins = tuple(replace(j, file=str((folder / j.file).resolve())) for j in schema.joins)
     schema = replace(schema, joins=joins, md5=())
     files = list(options.days) or list(main_files(replace(schema, split=_WHOLE), folder))
@@ -180,7 +188,7 @@ def cut_into_days(schema: Schema, file: Path, options: Options) -> list[Path]:
     rows: dict[str, list[Any]] = {}
     whole = replace(schema, file=str(file.resolve()), split=_WHOLE)
     names = tuple(dict.fromkeys((*schema.feature_columns, *schema.judging_columns, column)))
-    opened = open_table(whole, Path("/"), skip_bad_rows=options.data.skip_bad_rows)
+    opened = open_table(whole, Path("/"), skip_bad_rows=options.base.data.skip_bad_rows)
     for chunk in opened.stream(names):
         of_day = chunk.table.column(column).cast(pa.string())
         for day in pc.unique(of_day).to_pylist():
@@ -226,22 +234,20 @@ def points_of(
 ) -> list[Point]:
     """The runs of a mode on one day, a seed each."""
     # Rows that a whole day does not look up are older than its steps at its end.
-    steps = math.ceil(day.train_rows / options.batch)
-    rows = options.rows
+    base = options.base
+    steps = math.ceil(day.train_rows / base.batch)
+    rows = base.rows
     if options.expire and rows.capacity.expire_after_steps is None:
         rows = replace(rows, capacity=replace(rows.capacity, expire_after_steps=max(1, steps - 1)))
 
     # The run of the day; it leaves the checkpoint that the next one begins with.
-    sync = SyncConfig(mode=mode, ranks=options.ranks)
-    config = TrainConfig(
+    sync = replace(base.sync, mode=mode)
+    config = replace(
+        base,
         sync=replace(sync, tau=tau) if mode.reads_late_rows else sync,
-        batch=options.batch,
-        engine=EngineConfig(executor="constant_lag"),
         checkpoint=CheckpointConfig(checkpoint_every="end", keep_checkpoints=1),
-        data=replace(options.data, name=str(day.schema)),
-        model=options.model,
+        data=replace(base.data, name=str(day.schema)),
         rows=rows,
-        evaluation=EvaluationConfig(test_rows=options.test_rows),
     )
     label = f"{day.train}-{mode}" + (f"-tau{tau}" if mode.reads_late_rows else "")
     points = over_seeds(label, config, options.seeds, data_sha256(config))
@@ -258,44 +264,40 @@ def lines_of(
     number: int, day: Day, runs: dict[Mode, list[Run]], options: Options
 ) -> list[dict[str, Any]]:
     """A line a mode: how the next day is predicted, and what of it late rows cost."""
-    lines = []
-    for mode, of_mode in runs.items():
-        # Against sync by seed; of sync itself there is no gap.
-        task = next(iter(of_mode[0].summary["tasks"]))
-        gap = None
-        if mode is not Mode.SYNC and Mode.SYNC in runs:
-            gap = gap_over_seeds(of_mode, runs[Mode.SYNC], task, options.out)
-
-        # Means over seeds, and how large the tables have grown.
-        auc = t_interval([run.auc(task) for run in of_mode])
-        loss = t_interval([run.auc(task, "log_loss") for run in of_mode])
-        nothing = gap_columns(t_interval([math.nan]))
-        lines.append(
-            {
-                "number": number,
-                "trained_on": day.train,
-                "judged_by": day.test,
-                "mode": str(mode),
-                "tau": options.tau if mode.reads_late_rows else None,
-                "task": task,
-                "seeds": auc.n,
-                "judged_rows": day.test_rows,
-                "auc": auc.mean,
-                "log_loss": loss.mean,
-                **(nothing if gap is None else gap_columns(gap)),
-                "rows_in_tables": round(sum(run.summary["rows"] for run in of_mode) / len(of_mode)),
-            }
+    of_modes = [
+        Line(
+            name=str(mode),
+            config=of_mode[0].point.config,
+            versus=str(Mode.SYNC) if mode is not Mode.SYNC and Mode.SYNC in runs else "",
         )
-    return lines
+        for mode, of_mode in runs.items()
+    ]
+    found = [*runs.values()]
+    task = next(iter(found[0][0].summary["tasks"]))
+    of_day = {
+        "number": number,
+        "trained_on": day.train,
+        "judged_by": day.test,
+        "judged_rows": day.test_rows,
+    }
+
+    # How large the tables have grown, beside the scores.
+    rows = gap_table(of_modes, found, task, options.out)
+    return [
+        of_day
+        | row
+        | {"rows_in_tables": round(sum(run.summary["rows"] for run in of_mode) / len(of_mode))}
+        for row, of_mode in zip(rows, found, strict=True)
+    ]
 
 
 COLUMNS: dict[str, Column] = {
     "judged by": "{judged_by}",
     "mode": "{mode}",
-    "tau": lambda line: "-" if line["tau"] is None else str(line["tau"]),
+    "tau": lambda line: str(line["tau"]) if Mode(line["mode"]).reads_late_rows else "-",
     "AUC": "{auc:.4f}",
     "log-loss": "{log_loss:.4f}",
-    "gap to sync [1e-3]": lambda line: "-" if line["mode"] == "sync" else of_sync(line),
+    "gap to sync [1e-3]": lambda line: gap_of(line) if line["versus"] else "-",
     "rows": "{rows_in_tables:,}",
 }
 FOOTNOTE = """\

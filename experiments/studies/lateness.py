@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.gaps import of_sync
+from experiments.gaps import gap_of
 from experiments.lateness.hypotheses import hypothesis_lines
 from experiments.lateness.logs import add_log, facts_of, log_hash, read_logs
 from experiments.lateness.parts import PARTS
-from experiments.lateness.rates import Rates
 from experiments.lateness.runs import (
     KEPT,
     Record,
@@ -51,7 +50,8 @@ from experiments.lateness.table import (
 )
 from experiments.options import OneOf, PairedSeeds, Parallel, Some, hold
 from experiments.points import Point, readable
-from experiments.sweep import START_S, Whole, run_points
+from experiments.search import Rates
+from experiments.sweeping import START_S, Whole, run_points
 from experiments.tables import Column, drawn, table, toml_value, write_csv
 from persia_sim.base.files import atomic_write
 from runtime.config import DataConfig
@@ -289,7 +289,7 @@ COLUMNS: dict[str, Column] = {
     "row rate": "{row_lr:.3g}",
     "dense rate": "{lr:.3g}",
     "test AUC": "{test_auc:.4f}",
-    "gap to sync [1e-3]": lambda line: of_sync(line) if line["gap_to_sync"] else "-",
+    "gap to sync [1e-3]": lambda line: gap_of(line, "gap_to_sync") if line["gap_to_sync"] else "-",
     "seeds": "{seeds} of {seeds_planned}",
 }
 """The gaps as a person reads them."""
@@ -303,7 +303,7 @@ TAU_COLUMNS: dict[str, Column] = {
     "dense late": "{dense_late}",
     "updates": "{updates:,}",
     "test AUC": "{test_auc:.4f}",
-    "gap to sync [1e-3]": lambda line: of_sync(line) if line["gap_to_sync"] else "-",
+    "gap to sync [1e-3]": lambda line: gap_of(line, "gap_to_sync") if line["gap_to_sync"] else "-",
     "seeds": "{seeds} of {seeds_planned}",
 }
 """What the tau that one takes costs, by order, passes and split."""

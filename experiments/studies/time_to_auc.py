@@ -11,7 +11,7 @@ import numpy as np
 from experiments.gaps import Run, curve_records, gap_over_seeds, mean_auc, thousandths
 from experiments.options import Count, OneOf, Parallel, Seeds, Some, Tau, TestRows, hold
 from experiments.points import Point, replayed
-from experiments.sweep import trained
+from experiments.sweeping import trained
 from experiments.tables import Column, leave, table
 from experiments.targets import COLUMNS, FOOTNOTE, target_lines
 from persia_sim.base.schema import Within

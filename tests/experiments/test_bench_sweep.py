@@ -63,4 +63,4 @@ def test_bench_sweep_divides_by_points_and_judges_pairs(tmp_path, monkeypatch):
     assert "W 8, batch 128: 3.07 core-seconds in a sweep; goal 5: met" in words
     assert re.search(r"in a sweep: 0\.\d\d \[.*goal 0.8: ", words)
     assert "one run: 1.49 [" in words and "MISSED" in words
-    assert any(w[:2] == ["experiments", "staleness-sweep"] and "--ranks" in w for w in commands)
+    assert any(w[:2] == ["experiments", "sweep"] and "sync.ranks=8" in w for w in commands)

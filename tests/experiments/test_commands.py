@@ -70,12 +70,13 @@ def test_help_loads_nothing_heavy(words):
         (["runtime", "train", "--data.name", "synthetic", "--executor", "replay", "--trace",
           "absent.npz"], "absent.npz does not exist"),
         (["experiments", "dmeo"], "did you mean demo?"),
-        (["experiments", "demo", "--data-dir", "/nowhere"], "/nowhere"),
+        (["experiments", "demo", "--set", "data.dir=/nowhere"], "/nowhere"),
         (["runtime", "train", "--device", "cuda", "--data.name", "synthetic"], "try --device cpu"),
         (["runtime", "train", "--model.hidden", "--data.name", "synthetic"], "one or more widths"),
         (["runtime", "train", "--rows.dtype", "float64"], "add it"),
         (["runtime", "train", "--seed", "99999999999999999999"], "seed must fit into 64 bits"),
-        (["experiments", "staleness-sweep", "--modes", "sync", "--taus", "3"], "taus is only used"),
+        (["experiments", "sweep", "dmeo.toml"], "did you mean demo.toml?"),
+        (["experiments", "sweep"], "FILE is missing"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )  # fmt: skip
@@ -106,10 +107,11 @@ def test_no_study_takes_an_option_twice(words, command):
 
 CLICKS = str(ROOT / "examples" / "clicks.toml")
 PLANNED_WITH = {
-    "staleness-sweep": ["--data.name", CLICKS],
-    "tune": ["--data.name", CLICKS],
-    "models": ["--sets", CLICKS],
-    "daily": ["--data.name", CLICKS],
+    "sweep": ["staleness.toml", "--set", f"data.name={CLICKS}"],
+    "staleness-sweep": ["--set", f"data.name={CLICKS}"],
+    "tune": ["--set", f"data.name={CLICKS}"],
+    "models": ["--set", f"data.name={CLICKS}"],
+    "daily": ["--set", f"data.name={CLICKS}"],
     "lateness": ["--streams", CLICKS],
     "cluster-sweep": ["--workloads", "taobao-ad", "--modes", "sync"],
 }
@@ -135,10 +137,11 @@ def test_a_plan_takes_as_much_longer_as_its_options_are_larger():
 
 
 def test_a_dry_run_writes_nothing(tmp_path, command):
-    words = ["staleness-sweep", "--data.name", "synthetic", "--dry-run", "--out", "sweep"]
-    _, told, complained = command("experiments", *words, "--factor", "rows.optimizer.lr=0.05,0.1")
+    words = ["staleness-sweep", "--dry-run", "--out", "sweep"]
+    typed = ["--set", "data.name=synthetic", "rows.optimizer.lr=0.05,0.1"]
+    _, told, complained = command("experiments", *words, *typed)
     assert "70 points" in told, told + complained
-    assert "rows.optimizer.lr=0.1: 35 points" in told
+    assert "0.1-hybrid-tau-4-seed0" in told
     assert not list(tmp_path.iterdir())
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from experiments.studies import daily
 from persia_sim.base.vocabulary import Mode
-from runtime.config import DataConfig, ModelConfig
 from runtime.data.errors import DataError
 
 SCHEMA = """name = "clicks"
@@ -36,14 +35,12 @@ def write_days(folder: Path, days: int = 3) -> pd.DataFrame:
     return pd.concat(frames)
 
 
-def options(folder: Path, **changes) -> daily.Options:
+def options(folder: Path, schema: str = "days.toml", **changes) -> daily.Options:
+    typed = f"data.name={folder / schema}", "model.hidden=8", "batch=32", "sync.ranks=2"
     given = {
-        "data": DataConfig(name=str(folder / "days.toml")),
-        "model": ModelConfig(hidden=(8,)),
+        "set": typed,
         "modes": (Mode.SYNC, Mode.HYBRID),
         "seeds": 1,
-        "batch": 32,
-        "ranks": 2,
         "jobs": 1,
         "out": folder / "out",
     }
@@ -67,6 +64,7 @@ def test_a_line_for_each_day_but_the_first_and_each_mode(ran):
         ("day-2", "sync"), ("day-2", "hybrid"), ("day-3", "sync"), ("day-3", "hybrid"),
     ]  # fmt: skip
     assert all(one["judged_rows"] == "240" and 0 < float(one["auc"]) < 1 for one in lines)
+    assert [one["versus"] for one in lines] == ["", "sync"] * 2
     assert (ran / "daily.png").is_file()
 
 
@@ -108,4 +106,13 @@ def test_two_days_whose_files_would_be_one_are_refused(tmp_path):
     text = text.replace("{ test_fraction = 0.5 }", '{ column = "day", test_equals = "1-2" }')
     (tmp_path / "one.toml").write_text(text)
     with pytest.raises(DataError, match=r"two values of day make one file, 1-2\.parquet"):
-        daily.run(options(tmp_path, data=DataConfig(name=str(tmp_path / "one.toml"))))
+        daily.run(options(tmp_path, "one.toml"))
+
+
+def test_a_file_says_what_is_not_typed_and_two_values_of_an_option_are_refused(tmp_path):
+    write_days(tmp_path)
+    (tmp_path / "run.toml").write_text("batch = 64\nseed = 9\n[model]\nlr = 4e-3\n")
+    base = options(tmp_path, config=tmp_path / "run.toml").base
+    assert (base.batch, base.model.lr, base.sync.ranks, base.seed) == (32, 4e-3, 2, 0)
+    with pytest.raises(ValueError, match=r"set gives batch 2 values.*give one"):
+        options(tmp_path, set=("batch=16,32",)).base  # noqa: B018

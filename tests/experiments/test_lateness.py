@@ -15,23 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from experiments.lateness import rates as rules
+from experiments import search as rules
 from experiments.lateness.parts import PARTS, RateSearch, gap_of
-from experiments.lateness.rates import (
-    BETTER,
-    CHANCE_AUC,
-    DENSE_RATES,
-    NO_RATE,
-    ROW_RATES,
-    STUDY_GRID,
-    SYNCS,
-    Rates,
-    best_of,
-    choice_of,
-    points_of,
-    to_try_of_cell,
-    to_try_of_sync,
-)
 from experiments.lateness.runs import (
     FIRST_DRAW,
     FIRST_TUNING_SEED,
@@ -65,6 +50,21 @@ from experiments.lateness.streams import (
     VALIDATION,
     Cell,
     stream_of,
+)
+from experiments.search import (
+    BETTER,
+    CHANCE_AUC,
+    DENSE_RATES,
+    NO_RATE,
+    ROW_RATES,
+    STUDY_GRID,
+    SYNCS,
+    Rates,
+    best_of,
+    choice_of,
+    points_of,
+    to_try_of_cell,
+    to_try_of_sync,
 )
 from experiments.statistics import Interval, contrast, covariance_over_rows, placements
 from experiments.studies import lateness

@@ -393,7 +393,7 @@ def test_stored_runs_are_each_there_once_and_have_what_intervals_need():
 @pytest.fixture
 def short(monkeypatch) -> None:
     """A rule of one pair of rates, and two seeds."""
-    from experiments.lateness import rates
+    from experiments import search as rates
 
     one = rates.Grid(rates.ROW_RATES[:1], rates.DENSE_RATES[:1])
     monkeypatch.setattr(rates, "STUDY_GRID", one)

@@ -16,7 +16,7 @@ import pytest
 from experiments import points
 from experiments.__main__ import main
 from experiments.points import Point, setting_points
-from experiments.sweep import print_plan
+from experiments.sweeping import print_plan
 from runtime.config import DataConfig, ModelConfig, TrainConfig
 from runtime.object_store import CACHE
 from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, write_clicks
@@ -159,15 +159,23 @@ def reader(tmp_path, monkeypatch):
     """A folder with a model that reads a file of its own."""
     (tmp_path / "reads_scale.py").write_text(READS)
     (tmp_path / "scale.txt").write_text("1.0")
+    (tmp_path / "study.toml").write_text(STUDY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     sys.modules.pop("reads_scale", None)
 
 
-SWEEP = ["staleness-sweep", "--modes", "sync", "--seeds", "1", "--data.name", "synthetic"]
-SWEEP += ["--steps", "2", "--ranks", "2", "--test-rows", "100", "--out", "sweep", "--jobs", "1"]
-OWN = [*SWEEP, "--model.name", "reads_scale:Net"]
+STUDY = """[base]
+data.name = "synthetic"
+steps = 2
+sync.ranks = 2
+evaluation.test_rows = 100
+[[line]]
+name = "sync"
+"""
+SWEEP = ["sweep", "study.toml", "--seeds", "1", "--out", "sweep", "--jobs", "1"]
+OWN = [*SWEEP, "--set", "model.name=reads_scale:Net"]
 
 
 def test_a_file_that_the_model_reads_makes_another_point_where_it_is_named(reader, capsys):
@@ -198,7 +206,7 @@ def test_a_sweep_of_a_model_of_ones_own_says_what_makes_a_point_anew(reader, cap
     [
         ([*OWN, "--also-hash", "gone.txt"], "names files; gone.txt cannot be read: No such file"),
         ([*OWN, "--also-hash", "."], "not a regular file but a folder; correct its name"),
-        ([*SWEEP, "--also-hash", "scale.txt"], "a built-in one reads none; remove it, or name a m"),
+        ([*SWEEP, "--also-hash", "scale.txt"], "a built-in one reads none; remove it, or --set m"),
     ],
 )
 def test_a_file_that_cannot_count_is_refused_in_a_sentence(reader, words, told, capsys):

@@ -13,7 +13,7 @@ from experiments.drilling import counting
 from experiments.drilling.trial import RATE
 from experiments.registry.compare import comparison
 from experiments.statistics import delong
-from experiments.studies import ablation, checkpoint_interval, convergence, staleness_sweep
+from experiments.studies import ablation, checkpoint_interval, convergence, sweep
 from experiments.targets import target_lines
 from persia_sim.base.vocabulary import Mode
 from persia_sim.engine.faults import Losses
@@ -28,21 +28,21 @@ def test_the_mean_over_windows_is_of_each_setting_task_and_value_of_a_factor():
         )
     }
     records = [
-        {"factors": f"{factors}window={window + 1}", "mode": mode, "tau": 2, "rows_late": 2,
-         "dense_late": 0, "lr": 0.1, "ranks": 2, "task": task, "seeds": 1,
-         "gap_to_sync": own[window]}
+        {"group": f"{factors}window={window + 1}", "line": mode, "mode": mode, "tau": 2,
+         "rows_late": 2, "dense_late": 0, "lr": 0.1, "ranks": 2, "task": task, "seeds": 1,
+         "versus": "sync", "gap": own[window]}
         for window in range(3)
         for (factors, mode, task), own in gaps.items()
     ]  # fmt: skip
-    lines = staleness_sweep.over_windows(records)
-    found = {(line["factors"], line["mode"], line["task"]): line for line in lines}
+    lines = sweep.over_windows(records)
+    found = {(line["group"], line["mode"], line["task"]): line for line in lines}
     assert len(lines) == len(found) == 8
     for (factors, mode, task), own in gaps.items():
         line = found[factors.strip(), mode, task]
         assert [line[f"gap_{n}"] for n in (1, 2, 3)] == own
-        assert line["gap_to_sync"] == pytest.approx(np.mean(own))
+        assert line["gap"] == pytest.approx(np.mean(own))
         half = stats.t.ppf(0.975, 2) * stats.sem(own)
-        assert line["gap_to_sync_half_width_95"] == pytest.approx(half)
+        assert line["gap_half_width_95"] == pytest.approx(half)
 
 
 def test_delong_is_told_of_each_task_by_its_own_rows_weights_and_users(tmp_path):

@@ -186,7 +186,7 @@ def test_a_second_run_simulates_and_trains_nothing(ran, monkeypatch):
         raise AssertionError("simulated or trained again")
 
     monkeypatch.setattr("persia_sim.engine.simulate.simulate", refuse)
-    monkeypatch.setattr("experiments.sweep._carried_out", refuse)
+    monkeypatch.setattr("experiments.sweeping._carried_out", refuse)
     before = (ran[0] / "convergence.csv").read_bytes()
     convergence.run(options(ran[0]))
     assert (ran[0] / "convergence.csv").read_bytes() == before

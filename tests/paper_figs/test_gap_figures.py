@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from matplotlib import pyplot as plt
 
 from paper_figs import figure_of
-from paper_figs.auc import demo_figure, time_to_auc_figure
+from paper_figs.auc import sweep_figure, time_to_auc_figure
 from paper_figs.style import as_png, look_of
 from tests.paper_figs.read_back import bands, curves, error_bars, legend, tick_labels, write_table
 
@@ -19,46 +20,43 @@ def test_a_table_without_a_figure_is_named():
 
 
 def end(
-    mode: str, tau: int, gap: float, half: float, late: tuple[int, int], task: str = "click",
-    lr: float = 1e-3,
-) -> dict[str, object]:  # fmt: skip
+    line: str, versus: str, gap: float, half: float, mode: str = "hybrid", task: str = "click"
+) -> dict[str, object]:
     return {
-        "data": "clicks", "mode": mode, "tau": tau, "task": task, "seeds": 3, "lr": lr,
-        "rows_late": late[0], "dense_late": late[1],
-        "gap_to_sync": gap, "gap_to_sync_half_width_95": half,
+        "data": "clicks", "group": "", "line": line, "mode": mode, "task": task, "seeds": 3,
+        "versus": versus, "gap": gap, "gap_half_width_95": half,
     }  # fmt: skip
 
 
-def demo(tmp_path: Path):
-    late = {"sync": (0, 0), "rows": (4, 0), "both": (7, 7), "own": (7, 7)}
+def sweep(tmp_path: Path, last: float = 0.003):
     rows = [
-        end("sync", 0, 0.0, 0.0, late["sync"]),
-        end("hybrid", 4, -0.0015, 0.0005, late["rows"]),
-        end("async", 0, 0.002, 0.004, late["both"]),
-        end("async", 0, 0.003, 0.001, late["own"], lr=2.5e-4),
-        end("hybrid", 4, 9.0, 9.0, late["rows"], task="like"),
+        end("sync", "", math.nan, math.nan, "sync"),
+        end("hybrid", "sync", -0.0015, 0.0005),
+        end("async", "sync", 0.002, 0.004, "async"),
+        end("weighed", "async", last, 0.001),
+        end("hybrid", "sync", 9.0, 9.0, task="like"),
     ]
-    return demo_figure(write_table(tmp_path / "demo.csv", rows))
+    return sweep_figure(write_table(tmp_path / "demo.csv", rows))
 
 
-def test_demo_shows_each_settings_gap_under_what_is_late_in_it(tmp_path):
-    figure = demo(tmp_path)
+def test_a_study_shows_each_lines_gap_under_what_it_is_held_against(tmp_path):
+    figure = sweep(tmp_path)
     (axes,) = figure.axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == [
-        "rows late alone", "4 / 0, rate 0.001",
-        "both late (async)", "7 / 7, rate 0.001", "7 / 7, rate 0.00025",
+        "minus sync", "hybrid", "async", "minus async", "weighed",
     ]  # fmt: skip
     dots = [container.lines[0] for container in axes.containers]
     assert [dot.get_xdata()[0] for dot in dots] == pytest.approx([-1.5, 2.0, 3.0])
-    assert [dot.get_ydata()[0] for dot in dots] == [1, 3, 4]
-    hybrid, late = look_of("hybrid").color, look_of("async").color
-    assert [dot.get_color() for dot in dots] == [hybrid, late, late]
-    assert [dot.get_markerfacecolor() for dot in dots] == [hybrid, late, "white"]
+    assert [dot.get_ydata()[0] for dot in dots] == [1, 2, 4]
+    looks = [look_of(mode) for mode in ("hybrid", "async", "hybrid")]
+    assert [dot.get_color() for dot in dots] == [look.color for look in looks]
     ends = [[path.vertices[:, 0].tolist() for path in c.lines[2][0].get_paths()] for c in
             axes.containers]  # fmt: skip
     assert ends[0][0] == pytest.approx([-2.0, -1.0]) and ends[1][0] == pytest.approx([-2.0, 6.0])
     told = figure.get_suptitle()
-    assert "click, clicks" in told and "minus that of sync" in told and "3 paired seeds" in told
+    assert "click, clicks" in told and "3 paired seeds" in told
+    assert axes.get_xscale() == "linear"
+    assert sweep(tmp_path, last=0.03).axes[0].get_xscale() == "symlog"
 
 
 def test_time_to_auc_puts_the_same_aucs_on_seconds_and_on_samples(tmp_path):
@@ -106,7 +104,7 @@ def test_time_to_auc_puts_the_same_aucs_on_seconds_and_on_samples(tmp_path):
 
 
 def test_a_saved_figure_is_a_picture_in_the_styles_resolution_and_is_freed(tmp_path):
-    figure = demo(tmp_path)
+    figure = sweep(tmp_path)
     (tmp_path / "demo.png").write_bytes(as_png(figure))
     assert plt.imread(tmp_path / "demo.png").shape[1] > 500
     assert not plt.fignum_exists(figure.number)

@@ -34,9 +34,9 @@ def paths(*names: str) -> list[Path]:
 
 def test_demo_has_the_intervals_of_its_gaps_against_a_line_at_zero():
     rows = table("demo")
-    rows = [row for row in rows if row["task"] == rows[0]["task"] and row["mode"] != "sync"]
+    rows = [row for row in rows if row["task"] == rows[0]["task"] and row["versus"]]
     (axes,) = demo_figure(*paths("demo")).axes
-    assert intervals(axes) == intervals_of(rows, *GAP)
+    assert intervals(axes) == intervals_of(rows, "gap", "gap_half_width_95", 1e3)
     assert reference_lines(axes) == {"y": [], "x": [0.0]}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from experiments.sweep import PRELOADED
+from experiments.sweeping import PRELOADED
 from runtime.__main__ import run
 
 FORK = get_context("forkserver")

@@ -276,16 +276,16 @@ def test_code_that_may_have_come_with_a_run_is_not_run_unless_somebody_says_so(
         with pytest.raises(ValueError, match=r"add --trust \(in Python: trust=True\)"):
             open_model(folder)
     sweep = ["staleness-sweep", "--config", str(runs / "options.toml"), "--dry-run"]
-    sweep += ["--data.name", "synthetic"]
+    sweep += ["--set", "data.name=synthetic"]
     assert experiments(sweep) == 2
-    assert f"to run it type --model.name {name}" in capsys.readouterr().err
+    assert f"to run it type --set model.name={name}" in capsys.readouterr().err
     assert not mark.exists()
     # Who has read it says so.
     assert main(["evaluate", run, "--trust"]) == 0
     assert mark.exists()
     assert main(["train", "--resume", run, "--steps", "6", "--model.name", name]) == 0
     assert main(["train", "--resume", run, "--steps", "8", "--trust"]) == 0
-    assert experiments([*sweep, "--model.name", name]) == 0
+    assert experiments([*sweep, f"model.name={name}"]) == 0
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
-"""The one rule by which rates are chosen: a grid for sync, and a reason to leave its rates.
+"""The one search of learning rates: a grid for sync, and a reason to leave its rates.
 
-`docs/results/plan.md` states the rule. What was tried is read from the runs' file, so the rule's
-choice is derived anew wherever the file is read.
+`docs/results/plan.md` states the rule. Who searches says how runs are trained and what was tried;
+the rule's choice is derived from that alone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from experiments.statistics import Interval
 
@@ -163,6 +164,58 @@ def choice_of(
         if gained.mean > GAIN_IN_ERRORS * error_of(gained):
             return Choice(rates=best, outcome=BETTER)
     return Choice(rates=sync, outcome=SYNCS)
+
+
+class Searched(Protocol):
+    """A setting whose rates are searched."""
+
+    def tried(self) -> Mapping[Rates, float]:
+        """Mean validation AUC at all rates that it has been trained at."""
+        ...
+
+    def gain(self, rates: Rates, over: Rates) -> Interval:
+        """Validation AUC at these rates minus that at others, paired by seed."""
+        ...
+
+
+S = TypeVar("S", bound=Searched)
+Train = Callable[[list[tuple[S, Rates]]], bool]
+"""Trains each setting at its rates; False where it only counts them, so nothing new is known."""
+
+
+def search_reference(
+    setting: S, train: Train[S], grid: Grid | None = None, trials: int | None = None
+) -> Rates | None:
+    """Train until the best rates of sync are known, and return them; None where none is tried.
+
+    ``trials``: pairs of rates that it may try, at most.
+    """
+    while asked := _within(trials, setting, to_try_of_sync(setting.tried(), grid)):
+        if not train([(setting, rates) for rates in asked]):
+            break
+    tried = setting.tried()
+    return best_of(tried) if tried else None
+
+
+def search_late(
+    settings: Sequence[S], sync: Rates, sync_auc: float, train: Train[S], trials: int | None = None
+) -> None:
+    """Train late settings, side by side, until the rule can choose the rates of each.
+
+    ``sync``: the rates around which they are tried, with the validation AUC of sync there.
+    """
+
+    def asked_for(setting: S) -> list[Rates]:
+        tried = setting.tried()
+        return _within(trials, setting, to_try_of_cell(sync, tried, sync_auc))
+
+    while asked := [(setting, rates) for setting in settings for rates in asked_for(setting)]:
+        if not train(asked):
+            break
+
+
+def _within(trials: int | None, setting: Searched, asked: list[Rates]) -> list[Rates]:
+    return asked if trials is None else asked[: max(0, trials - len(setting.tried()))]
 
 
 def error_of(interval: Interval) -> float:

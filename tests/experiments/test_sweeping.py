@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from experiments.points import Point, data_sha256
 from experiments.result_cache import sole_writer
-from experiments.sweep import Whole, print_plan, run_points
+from experiments.sweeping import Whole, print_plan, run_points
 from persia_sim.base.vocabulary import Mode
 from runtime.config import (
     CheckpointConfig,
@@ -172,7 +172,7 @@ class Held(FeedForward):
         return super().forward(dense, embeddings)
 
 
-HELD = ModelConfig(name="tests.experiments.test_sweep:Held", hidden=(8,))
+HELD = ModelConfig(name="tests.experiments.test_sweeping:Held", hidden=(8,))
 
 
 @pytest.fixture
@@ -219,8 +219,8 @@ def test_a_sweep_that_is_killed_leaves_no_point_behind(tmp_path, hold):
 import sys
 sys.path.insert(0, {str(Path.cwd())!r})
 from pathlib import Path
-from experiments.sweep import run_points
-from tests.experiments.test_sweep import HELD, points
+from experiments.sweeping import run_points
+from tests.experiments.test_sweeping import HELD, points
 if __name__ == "__main__":
     run_points(points(3, model=HELD), Path({str(tmp_path)!r}), 1, 512)
 """)
@@ -261,14 +261,14 @@ class FullDisk(torch.nn.Module):
 
 
 def test_a_full_disk_stops_the_sweep_and_is_told(tmp_path):
-    full = ModelConfig(name="tests.experiments.test_sweep:FullDisk")
+    full = ModelConfig(name="tests.experiments.test_sweeping:FullDisk")
     with pytest.raises(ValueError, match=r"seed0: the disk is full.*\n.*seed1: not started"):
         run_points(points(2, model=full), tmp_path, jobs=1, samples_per_point=512)
 
 
 def test_ctrl_c_says_how_many_points_are_done(tmp_path, monkeypatch):
     run_points(points(1), tmp_path, jobs=1, samples_per_point=512)
-    monkeypatch.setattr("experiments.sweep._carried_out", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("experiments.sweeping._carried_out", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt, match="interrupted: 1 of 2 points done"):
         run_points(points(2), tmp_path, jobs=1, samples_per_point=512)
 
