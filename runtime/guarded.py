@@ -21,7 +21,15 @@ from persia_sim.base.files import (
 )
 from persia_sim.base.rules import printable
 from runtime.process import enter_process
-from runtime.stop import Interrupted, NotStored, PeerError, Terminated
+from runtime.stop import (
+    BY_HAND,
+    UNFINISHED,
+    Interrupted,
+    NotStored,
+    PeerError,
+    Terminated,
+    Unfinished,
+)
 
 
 def find_modules_here() -> None:
@@ -60,9 +68,6 @@ _REMEDIES = {
 """What to do about what the system says."""
 NOT_STORED = 3
 """Exit code of a run that was trained, and whose results or checkpoint the disk did not keep."""
-INTERRUPTED = os.EX_TEMPFAIL
-"""75: of a run that a signal has ended before its end. Whoever counts 0 as success starts it again.
-"""
 
 
 def leave(code: int) -> NoReturn:
@@ -85,14 +90,14 @@ def guarded(work: Callable[[], None]) -> int:
             sys.stdout.flush()  # here, where a reader that has gone is no error
     except KeyboardInterrupt as interruption:
         print(f"\n{str(interruption) or 'interrupted'}", file=sys.stderr)
-        return INTERRUPTED if isinstance(interruption, Terminated) else 130
+        return UNFINISHED if isinstance(interruption, Terminated) else BY_HAND
     except Interrupted as interruption:
         if str(interruption):
             print(interruption, flush=True)
             tell_torchrun(str(interruption))
         else:  # of a rank that follows rank 0 says it; without a time torchrun would take it first
             tell_torchrun("interrupted, as rank 0 says", comes_second=True)
-        return INTERRUPTED
+        return interruption.status
     except (ValueError, MemoryError) as error:
         # A mistake of the user's: one sentence, code 2.
         _tell(str(error) or "out of memory")
@@ -109,7 +114,7 @@ def guarded(work: Callable[[], None]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         comes_second = isinstance(error, PeerError)
         _tell(f"{where}{error.strerror or error}{hint}", comes_second=comes_second)
-        return 2
+        return UNFINISHED if isinstance(error, Unfinished) else 2
     except Exception as error:
         # Anything else is a mistake of ours: with its traceback.
         tell_torchrun(f"{type(error).__name__}: {error}")

@@ -29,6 +29,10 @@ class PeerError(ConnectionError):
     says which, who waited for it, and since when."""
 
 
+class Unfinished(PeerError):
+    """A run that was under way has lost others, and has not come back by itself."""
+
+
 class Silence:
     """How long a peer has given no sign of life, as it passes for one who looks again and again.
 
@@ -233,7 +237,7 @@ class Ending:
         if (self or self.at_once) and number == signal.SIGINT:
             raise KeyboardInterrupt
         if self.at_once:
-            raise Terminated
+            raise Terminated(by=signal.Signals(number).name)
         if not self:
             self.ask(signal.Signals(number).name)
             # Not print: the signal may have come in the middle of one.
@@ -263,10 +267,32 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM or SIGUSR1 where a run is not under way: it ends where it is, as by Ctrl-C, and may
     be started again."""
 
+    def __init__(self, told: str = "", by: str = signal.SIGTERM.name) -> None:
+        """``by``: the name of the signal."""
+        super().__init__(told)
+        self.by = by
+
 
 class NotStored(Exception):
     """What a run came to and is lost: its results or a checkpoint could not be written."""
 
 
+UNFINISHED = os.EX_TEMPFAIL
+"""75: how the process of a run ends that is not finished, and with which the same command goes on.
+Whoever counts 0 as success starts it again."""
+BY_HAND = 128 + signal.SIGINT
+"""130, of a command that somebody has ended by Ctrl-C."""
+
+
 class Interrupted(Exception):
     """A run that was asked to end has written itself down; its text says how to go on."""
+
+    def __init__(self, told: str = "", by: str | None = None) -> None:
+        """``by``: the name of the signal, or who else has asked."""
+        super().__init__(told)
+        self.by = by
+
+    @property
+    def status(self) -> int:
+        """The exit code of its process."""
+        return BY_HAND if self.by == signal.SIGINT.name else UNFINISHED

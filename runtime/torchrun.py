@@ -50,11 +50,6 @@ class Launch:
         return started_s()
 
     @property
-    def is_started_again(self) -> bool:
-        """Whether all ranks are started again if this one ends with another exit code than 0."""
-        return is_started_again()
-
-    @property
     def is_of_torchrun(self) -> bool:
         """Whether it was torchrun itself that started this rank, and not who supervises a cluster;
         this one process may then become another one, unnoticed."""
@@ -67,14 +62,6 @@ class Launch:
     def refuse_other(self, config: TrainConfig, folder: Path | None) -> None:
         """Raise ValueError for what ranks that are processes cannot do."""
         refuse_other(config, self, folder)
-
-
-def is_started_again(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether who has started this rank would start all of them again if it ended with another exit
-    code than 0; not torchrun where it has no restart left."""
-    names = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
-    count, most = (environment.get(name) for name in names)
-    return count is None or count != most
 
 
 def is_rank(environment: Mapping[str, str] = os.environ) -> bool:

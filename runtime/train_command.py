@@ -20,10 +20,12 @@ from runtime.object_store import address_of
 from runtime.resize import Pause, WishListener, servers_wanted_by
 from runtime.stop import (
     MOST_RESTARTS,
+    UNFINISHED,
     Ending,
     Interrupted,
     PeerError,
     Terminated,
+    Unfinished,
     pause_before,
 )
 from runtime.train_options import AUTO, Train, cluster_asked, options_report, read_train
@@ -99,7 +101,11 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
     fresh = f"{time.strftime('%Y%m%d-%H%M%S', began)}-{command.run.sync.mode}"
     if launch is not None:  # a rank that is started anew must find the folder of its launcher
         folder = command.folder or Path("runs/train") / f"{fresh}-{os.getppid()}"
-        _train_as_rank(command, launch, folder, arguments, ending)
+        try:
+            _train_as_rank(command, launch, folder, arguments, ending)
+        except Terminated as ended:
+            _note_early_ending(launch, folder, ended)
+            raise
         return
 
     # Alone: from start to end in this process.
@@ -136,7 +142,7 @@ def _with_data_that_is_here(command: Train, arguments: list[str]) -> Train:
 
 def _train_alone(command: Train, folder: Path, arguments: list[str], ending: Ending) -> None:
     """In this process, with what it starts."""
-    from runtime.run.folder import claimed
+    from runtime.run.folder import claimed, status_of
 
     if command.resume == AUTO:
         if _says_finished(command, folder):
@@ -150,7 +156,9 @@ def _train_alone(command: Train, folder: Path, arguments: list[str], ending: End
             train_in_folder(command, folder, arguments, ending)
     except PeerError as error:
         _start_again(error, folder, arguments, ending)
-        raise
+        if status_of(folder) is None:  # it was not under way yet
+            raise
+        raise Unfinished(str(error)) from None
     except Interrupted:
         _go_on_resized(listener, folder, arguments)
         raise
@@ -197,6 +205,17 @@ def _says_finished(command: Train, folder: Path) -> bool:
 def _talk(command: Train) -> TextIO:
     """Where sentences go: stdout, unless that is for one JSON document."""
     return sys.stderr if command.json else sys.stdout
+
+
+def _note_early_ending(launch: Launch, folder: Path, ended: Terminated) -> None:
+    """Write down that a signal has ended the ranks before they train: torchrun turns the exit code
+    into its own, which says nothing of that."""
+    from runtime.run.folder import SUMMARY, write_ending
+
+    if launch.rank or (folder / SUMMARY).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_ending(folder, UNFINISHED, ended.by, "ended before the ranks began to train")
 
 
 def _interrupted(folder: Path) -> str:
@@ -296,9 +315,7 @@ def _train_as_rank(
         return
     if resizes:
         _go_on_resized(listener, folder, arguments)
-    if not launch.is_started_again:
-        raise interrupted
-    print(interrupted, flush=True)
+    raise interrupted
 
 
 def train_in_folder(

@@ -15,7 +15,7 @@ from persia_sim.base.command_line import option_values
 from persia_sim.base.files import read_document, read_regular
 from persia_sim.base.rules import counted
 from runtime.config import read_config
-from runtime.run.folder import INTERRUPTED, SUMMARY, checked_summary
+from runtime.run.folder import ENDING, SUMMARY, checked_summary
 
 State = Literal["done", "interrupted", "failed", "unfinished", "damaged"]
 CONFIG = "config.json"
@@ -149,7 +149,7 @@ def _state(folder: Path, documents: Mapping[str, Any], wrong: list[str]) -> tupl
         return "damaged", f"{folder} has a summary but no {CONFIG}"
     if (folder / FAILED).is_file():
         return "failed", read_regular(folder / FAILED).decode(errors="replace").strip()
-    if (folder / INTERRUPTED).is_file():
+    if (folder / ENDING).is_file():
         return "interrupted", ""
     return "unfinished", ""
 

@@ -26,7 +26,7 @@ from runtime.engines.launch.processes import path_of_modules
 from runtime.engines.wire.peers import at_port
 from runtime.guarded import NOT_STORED
 from runtime.run.reports import PIPE
-from runtime.stop import NotStored
+from runtime.stop import BY_HAND, UNFINISHED, NotStored
 
 
 class RankExit(NamedTuple):
@@ -37,6 +37,16 @@ class RankExit(NamedTuple):
     sentence: str = ""
     follows: bool = True
     """Whether it only lost another process; else it names a mistake, which would come again."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it was asked to end, and has written itself down."""
+        return self.code in (UNFINISHED, BY_HAND)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended badly."""
+        return bool(self.code) and not self.is_interrupted
 
     def __str__(self) -> str:
         if self.code < 0:

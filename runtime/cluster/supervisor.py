@@ -33,9 +33,16 @@ from runtime.cluster.room import Placement, ResourcePlan, Room, connected, reser
 from runtime.engines.wire.messages import SECRET_BYTES
 from runtime.object_store import store_behind, working_folder
 from runtime.resize import WISH, Pause, taken
-from runtime.run.folder import INTERRUPTED, fresh_folder
+from runtime.run.folder import ENDING, fresh_folder
 from runtime.run.saver import is_finished
-from runtime.stop import MOST_RESTARTS, Interrupted, PeerError, Terminated, pause_before
+from runtime.stop import (
+    MOST_RESTARTS,
+    Interrupted,
+    PeerError,
+    Terminated,
+    Unfinished,
+    pause_before,
+)
 from runtime.torchrun import Launch
 from runtime.train_options import OnCluster, Train, options_report, read_train
 
@@ -153,25 +160,28 @@ class Supervised:
         while True:
             # One attempt of all ranks, and who has failed in it.
             ended = self._train_once()
-            lost = [f"rank {r} {one}" for r, one in enumerate(ended) if one.code]
+            lost = [f"rank {r} {one}" for r, one in enumerate(ended) if one.is_lost]
+            asked = any(one.is_interrupted for one in ended)
             if is_finished(self._folder(), self._command.run):  # one may be lost as all part
                 return
 
             # It may have ended because it should.
             if not lost and self._signals:
-                raise Interrupted(self._interruption())
-            if not lost and not self._change:
+                by = signal.Signals(self._signals[0]).name
+                raise Interrupted(self._interruption(), by)
+            if not lost and not asked:
                 return
 
-            # A user's mistake would come again; a lost rank goes back to the last checkpoint.
-            mistakes = [one for one in ended if one.code and not one.follows]
+            # A user's mistake would come again; a lost rank goes back to the last checkpoint, and
+            # so do all where somebody has asked a rank to end, and not this command.
+            mistakes = [one for one in ended if one.is_lost and not one.follows]
             self._restarts += not self._change
             again = not mistakes and not self._signals and self._restarts <= MOST_RESTARTS
+            why = self._change or "; ".join(lost) or "a rank was asked to end"
             if not again or not complete_checkpoints(self._folder()):
-                raise mistakes[0].as_error() if mistakes else PeerError(lost[0])
+                raise mistakes[0].as_error() if mistakes else Unfinished(why)
 
             # Say why, and give a host the time to come back.
-            why = self._change or "; ".join(lost)
             pause_s = 0.0 if self._change else pause_before(self._restarts)
             warning = f"warning: {why}; all ranks go back to the last checkpoint in {pause_s:.0f} s"
             print(warning, file=sys.stderr, flush=True)
@@ -204,7 +214,7 @@ class Supervised:
     def _interruption(self) -> str:
         """How to go on, as rank 0 has written it down."""
         try:
-            return str(read_document(self._folder() / INTERRUPTED)["told"])
+            return str(read_document(self._folder() / ENDING)["told"])
         except (OSError, ValueError, KeyError):
             return f"interrupted by {signal.Signals(self._signals[0]).name}"
 
@@ -291,7 +301,7 @@ class Supervised:
                     ended[rank] = ray.get(result)
                 except ray.exceptions.RayActorError:
                     ended[rank] = RankExit(-signal.SIGKILL)  # with its actor
-                if ended[rank].code:
+                if ended[rank].is_lost:
                     ends_s = min(ends_s, time.monotonic() + ALL_END_WITHIN_S)
 
             # Signals: those that came here, the limit, and the wish for other numbers.

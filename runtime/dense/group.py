@@ -333,6 +333,10 @@ class RankGroup:
                 raise PeerError(self._sentence(missing, name, began, "they have not started"))
         return [self._store.get(key).decode() for key in keys]
 
+    def give_up(self, name: str) -> None:
+        """Have the others find no word of this rank under a name that all `gather`, and go on."""
+        self._store.set(f"{name}/{self.rank}", "")
+
     def say(self, name: str) -> None:
         """Let all ranks know."""
         self._store.set(name, "")

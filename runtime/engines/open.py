@@ -56,7 +56,7 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
                 ends.callback(processes.close)
         except BaseException:
             if rank is not None:
-                rank.group.gather("loaders", "")
+                rank.has_not_started("loaders")
             raise
 
         # Every rank learns where they are, and connects.

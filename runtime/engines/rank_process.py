@@ -106,7 +106,7 @@ class ProcessRank(RankProcess):
                 processes = RowProcesses(config, layout, tables)
                 addresses = processes.addresses
         except BaseException:
-            self.group.gather(names[0], "")
+            self.has_not_started(names[0])
             raise
 
         # Every rank learns where they are, and connects.
@@ -273,7 +273,7 @@ class ProcessRank(RankProcess):
         # Sealed for these ranks of this start alone: each of them draws a part of what it is about.
         about = what
         if seal:
-            drawn = self.group.gather(f"who reads the {what}", secrets.token_hex(16))
+            drawn = self.group.gather(_readers_of(what), secrets.token_hex(16))
             about = " ".join([what, *drawn])
         published = ""
         if address is not None:
@@ -282,6 +282,16 @@ class ProcessRank(RankProcess):
         if not place:
             raise PeerError(f"rank 0 could not start the {what}, and says why")
         return Address.unsealed(place, seal, about) if seal else Address.read_from(place)
+
+    def has_not_started(self, what: str) -> None:
+        """At rank 0, which could not start what all use: the others, which ask for it in `shared`,
+        find nothing. Waits for none of them, who may have been asked to end as well."""
+        for name in (_readers_of(what), what):
+            self.group.give_up(name)
+
+
+def _readers_of(what: str) -> str:
+    return f"who reads the {what}"
 
 
 def behind(ours: Barriers, theirs: Barriers) -> tuple[float, float]:

@@ -131,7 +131,7 @@ def _refuse_taken(folder: Path) -> None:
         raise ValueError(f"--out {folder} is a file; name a folder")
     if (folder / "summary.json").exists():
         raise ValueError(f"{folder} holds a finished run; name another folder with --out")
-    is_run = (folder / "env.json").exists()
+    is_run = (folder / "env.json").exists() or status_of(folder) is not None
     for file in (folder / name for name in OF_A_RUN):
         remedy = "name another folder with --out"
         if file.exists() and not file.is_file():
@@ -155,8 +155,9 @@ TRACE = "trace.npz"
 TIMELINE = "timeline.json"
 METRICS = "metrics.jsonl"
 """A line for each evaluation, the last one after draining."""
-INTERRUPTED = "interrupted.json"
-"""Says of a run that a signal ended it, after a checkpoint."""
+ENDING = "ending.json"
+"""Says of a run that is not finished how it has ended; of one under way, and of a finished one,
+there is none."""
 OF_A_RUN = (
     "config.json",
     "env.json",
@@ -166,7 +167,7 @@ OF_A_RUN = (
     TIMELINE,
     PREDICTIONS,
     SUMMARY,
-    INTERRUPTED,
+    ENDING,
 )
 """Files that a run writes into its folder."""
 
@@ -201,6 +202,22 @@ def command_with(folder: Path, typed: Sequence[str], *, resume: bool) -> dict[st
         return {"train": list(typed)} if typed else {}
     known = read_command(folder)
     return {"train": known.train, "resume": [*known.resume, list(typed)]} if typed else {}
+
+
+def write_ending(folder: Path, status: int, by: str | None, told: str) -> None:
+    """Write down that a run is not finished: the exit code of its process, which torchrun turns
+    into another one, who has ended it (the name of a signal; None: it has lost others), and what
+    was said."""
+    write_json(folder / ENDING, {"status": status, "by": by, "told": told})
+
+
+def status_of(folder: Path) -> int | None:
+    """The exit code that stands in ending.json; None where no run has written one."""
+    try:
+        status = read_document(folder / ENDING)["status"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return status if isinstance(status, int) else None
 
 
 def plain(value: Any) -> Any:

@@ -156,7 +156,7 @@ def follow(config: TrainConfig, rank: ProcessRank, ending: Ending | None = None)
             ending.at_once = False
             with ending.listening(), reporting(training):
                 if not training.train_legs():
-                    raise Interrupted
+                    raise Interrupted(by=ending.why)
                 ending.is_trained = True
 
 

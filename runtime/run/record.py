@@ -24,7 +24,7 @@ from runtime.rank.progress import BlockMeans
 from runtime.run.evaluate import best_reachable_auc
 from runtime.run.folder import (
     COMMAND,
-    INTERRUPTED,
+    ENDING,
     OF_THE_DISK,
     PREDICTIONS,
     SUMMARY,
@@ -40,13 +40,14 @@ from runtime.run.folder import (
     plain,
     read_metrics,
     scores,
+    write_ending,
     write_json,
     write_metrics,
 )
 from runtime.run.loggers import Logger, TensorBoard
 from runtime.run.saver import Saving, going_on
 from runtime.run.session import CurvePoint, Outcome, total_samples, train
-from runtime.stop import Ending, Interrupted, NotStored
+from runtime.stop import UNFINISHED, Ending, Interrupted, NotStored, PeerError
 
 if TYPE_CHECKING:
     from runtime.engines.rank_process import ProcessRank
@@ -140,11 +141,13 @@ def beginning(
         lines_before = [line for line in lines if line.updates <= updates and not line.drained]
 
     def write() -> None:
-        write_json(folder / "config.json", config)
+        # The first one says that the others are of a run, so that one which is killed between
+        # them can begin again.
         write_json(folder / "env.json", environment())
+        write_json(folder / "config.json", config)
         if command:
             write_json(folder / COMMAND, command)
-        for name in (SUMMARY, INTERRUPTED):  # it is a run under way again
+        for name in (SUMMARY, ENDING):  # it is a run under way again
             remove_run_file(folder, name)
         write_metrics(folder, lines_before)
 
@@ -163,8 +166,10 @@ def _train_and_record(
 ) -> dict[str, Any]:
     # Who is told the scores begins with the run, not before it is sure to begin.
     loggers: list[Logger] = []
+    is_begun = False
 
     def on_begin() -> None:
+        nonlocal is_begun
         if config.engine.tensorboard:
             start = saving.start
             loggers.append(
@@ -173,6 +178,7 @@ def _train_and_record(
         if log is not None:
             loggers.append(log(folder, flat(plain(config))))
         begin()
+        is_begun = True
 
     # Each evaluation on the way is written down at once, so that a killed run has its curve.
     def on_snapshot(point: CurvePoint) -> None:
@@ -196,8 +202,12 @@ def _train_and_record(
             rank=rank,
         )
     except Interrupted as interrupted:
-        write_json(folder / INTERRUPTED, {"by": saving.ending.why, "told": str(interrupted)})
+        write_ending(folder, interrupted.status, interrupted.by, str(interrupted))
         send_run_files(folder)
+        raise
+    except PeerError as error:
+        if is_begun:
+            write_ending(folder, UNFINISHED, None, str(error))
         raise
     try:
         # A full disk loses the results: say what can be gone on from.

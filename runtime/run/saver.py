@@ -303,10 +303,15 @@ def _refuse_other_options(
 
 def is_finished(run: Path, config: TrainConfig) -> bool:
     """Whether the folder holds the result of a run, and nothing is left to train under these
-    options."""
+    options. Raises ValueError naming an option that would make it another run: its result is not
+    what was asked for."""
     if not (run / SUMMARY).exists():
         return False
-    return bool(_why_finished(run, config, read_config(run / "config.json")))
+    written = read_config(run / "config.json")
+    finished = bool(_why_finished(run, config, written))
+    if finished:
+        _refuse_other_options(run, config, written, written)
+    return finished
 
 
 def _why_finished(run: Path, config: TrainConfig, written: TrainConfig) -> str:

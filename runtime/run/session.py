@@ -364,7 +364,8 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
     if not training.parts.meter.samples:
         return Interrupted(
             f"interrupted by {why} before its first step: nothing was trained yet,"
-            " so there is nothing to go on from; start it anew"
+            " so there is nothing to go on from; start it anew",
+            by=why,
         )
 
     # Without a checkpoint what was trained is lost, and that is another exit code.
@@ -375,7 +376,8 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
         )
     return Interrupted(
         f"interrupted by {why} after {saver.last.state.samples:,} samples; go on"
-        f" with: persia-runtime train --resume {quote(_name_of(saving.run))}"
+        f" with: persia-runtime train --resume {quote(_name_of(saving.run))}",
+        by=why,
     )
 
 

@@ -303,12 +303,12 @@ def test_a_run_at_a_url_is_begun_gone_on_with_and_told_to_be_finished(
             working_folder(url, "runs"), settings, after(24 * 4, lambda: ending.ask("a test")),
             ending=ending,
         )  # fmt: skip
-    assert (tmp_path / "store/a/interrupted.json").is_file()
+    assert (tmp_path / "store/a/ending.json").is_file()
     on_another_host(monkeypatch, tmp_path / "second host")
     assert main(["train", "--resume", url]) == 0
     told = capsys.readouterr().out
     assert f"goes on from {url}/checkpoints/" in told
-    assert not (tmp_path / "store/a/interrupted.json").exists()
+    assert not (tmp_path / "store/a/ending.json").exists()
     on_another_host(monkeypatch, tmp_path / "third host")
     assert main(["train", "--out", url]) == 2
     assert "finished run" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from persia_sim.base.staleness import summary_of
 from persia_sim.base.trace import Kind, Trace
 from runtime import __main__ as commands
 from runtime.guarded import NOT_STORED, guarded
+from runtime.run.folder import ENDING, status_of
 from runtime.stop import PeerError
 
 MARK = "PERSIA_TESTBED_TEST_OF_RAY"
@@ -352,6 +354,62 @@ def test_servers_come_and_go_with_the_room_for_them_and_as_somebody_wishes(
         threads = ["--ranks", "2", "--executor", "concurrent", "--out", str(tmp_path / "threads")]
         assert commands.main(["train", *words, *threads]) == 0
         assert predictions(run) == predictions(tmp_path / "threads")
+
+
+ASKS = """
+import os, signal, time
+from pathlib import Path
+from runtime.models.networks import FeedForward
+
+class Net(FeedForward):
+    batches = 0
+
+    def forward(self, dense, embeddings):
+        self.batches += self.training
+        asked = Path({run!r} + ".asked")
+        if self.batches == 30 and os.environ.get("RANK") == "1" and not asked.exists():
+            while not list(Path({run!r}).glob("checkpoints/*/state.json")):
+                time.sleep(0.02)
+            asked.touch()
+            os.kill({victim}, signal.SIGTERM)
+            time.sleep(1)
+        return super().forward(dense, embeddings)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.law11
+def test_a_rank_on_ray_that_is_asked_to_end_is_started_again(address, tmp_path):
+    """As by a host that is preempted; it ended with 0, and the rest was never trained."""
+    run = tmp_path / "asked"
+    (tmp_path / "asks_rank.py").write_text(ASKS.format(run=str(run), victim="os.getpid()"))
+    words = ["--model.name", "asks_rank:Net", "--checkpoint-every", "20", "--out", "asked"]
+    code, told, error = train(address, *WORDS, *ON_TWO, *words, folder=tmp_path)
+    assert code == 0, told + error
+    assert "a rank was asked to end; all ranks go back to the last checkpoint" in error
+    assert json.loads((run / "summary.json").read_text())["samples"] == 60 * 64
+    assert not (run / ENDING).exists()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_run_on_ray_that_is_asked_to_end_says_so(number, status, address, tmp_path):
+    """Its process and its folder alike; the same command goes on."""
+    run = tmp_path / "ended"
+    words = [*WORDS[:2], "--steps", "400", *WORDS[4:], *ON_TWO, "--latency-s", "0.02"]
+    words += ["--checkpoint-every", "5", "--out", "ended", "--resume", "auto"]
+    process = start(address, *words, folder=tmp_path)
+    try:
+        wait_for_checkpoint(process, run)
+        process.send_signal(number)
+        told, error = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert (process.returncode, status_of(run)) == (status, status), told + error
+    assert not (run / "summary.json").exists()
+    code, told, error = train(address, *words, folder=tmp_path)
+    assert code == 0, told + error
+    assert json.loads((run / "summary.json").read_text())["samples"] == 400 * 64
 
 
 @pytest.mark.ray

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import io
 import json
@@ -19,7 +20,7 @@ from runtime.__main__ import main
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.config import DataConfig
 from runtime.files import write_sealed
-from runtime.run.folder import OF_A_RUN, claimed, wait_until_free
+from runtime.run.folder import OF_A_RUN, claimed, wait_until_free, write_json
 from runtime.run.record import run_into
 from tests.runtime.worlds import config
 
@@ -131,6 +132,28 @@ def test_a_run_takes_the_place_of_no_file_that_is_of_no_run(name, tmp_path):
     (tmp_path / name).unlink()
     with claimed(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("written", range(3))
+def test_a_run_that_ends_between_its_first_files_can_begin_again(written, tmp_path, monkeypatch):
+    """A disk that is full, or a kill: whichever of the files it has written before the first step,
+    the same command starts anew."""
+    words = ["train", "--data.name", "synthetic", "--steps", "2", "--out", str(tmp_path / "run")]
+    left = [written]
+
+    def full(*what: object) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_json(*what)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runtime.run.record.write_json", full)
+        assert main(words) == 2
+    there = [name for name in OF_A_RUN if (tmp_path / "run" / name).exists()]
+    assert len(there) == written
+    assert main(words) == 0
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 @pytest.mark.parametrize("name", FILES)

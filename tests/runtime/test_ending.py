@@ -191,11 +191,11 @@ def test_a_run_that_is_interrupted_before_its_first_step_says_so(name, tmp_path)
         "interrupted by a test before its first step: nothing was trained yet, so there is nothing"
         " to go on from; start it anew"
     )
-    left = json.loads((tmp_path / "interrupted.json").read_text())
-    assert left == {"by": "a test", "told": str(told.value)}
+    left = json.loads((tmp_path / "ending.json").read_text())
+    assert left == {"status": 75, "by": "a test", "told": str(told.value)}
     assert not complete_checkpoints(tmp_path)
     assert run_into(tmp_path, chosen)["samples"] > 0
-    assert not (tmp_path / "interrupted.json").exists()
+    assert not (tmp_path / "ending.json").exists()
 
 
 def killed_and_resumed(folder, chosen, at, **resume):

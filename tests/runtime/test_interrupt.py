@@ -47,14 +47,14 @@ def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
         re.search(r"interrupted by SIGTERM after ([\d,]+) samples", out)[1].replace(",", "")
     )
     assert out.endswith(f"go on with: persia-runtime train --resume {run}\n")
-    assert json.loads((run / "interrupted.json").read_text())["by"] == "SIGTERM"
+    assert json.loads((run / "ending.json").read_text())["by"] == "SIGTERM"
     steps = samples // 128 + 5
     assert main(["train", "--resume", str(run), "--steps", str(steps)]) == 0
     assert f"goes on from {run}/checkpoints/{samples:015d}" in capsys.readouterr().out
     summary = json.loads((run / "summary.json").read_text())
     assert summary["samples"] == steps * 128 == samples + 5 * 128
     assert summary["resumed_at_samples"] == [samples]
-    assert not (run / "interrupted.json").exists()
+    assert not (run / "ending.json").exists()
     typed = json.loads((run / "command.json").read_text())
     assert typed["train"][:4] == ["--data.name", "synthetic", "--checkpoint-every", "10min"]
     assert typed["resume"] == [["--resume", str(run), "--steps", str(steps)]]

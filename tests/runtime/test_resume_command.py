@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from itertools import product
@@ -168,6 +169,33 @@ def test_resume_auto_needs_the_name_of_a_folder(refused):
     assert "--resume auto begins a run, or goes on with it: add --out" in refused(
         "--resume", "auto"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch", "64"),
+        ("mode", "hybrid"),
+        ("seed", "9"),
+        ("model.lr", "0.5"),
+        ("rows.optimizer.lr", "0.5"),
+        ("data.rows", "500"),
+        ("data.name", "synthetic:criteo-ad"),
+    ],
+)
+def test_resume_auto_of_a_finished_run_takes_no_other_options(name, value, tmp_path, capsys):
+    """A job that was edited is not done because another one is."""
+    assert auto(tmp_path / "run") == 0
+    summary = (tmp_path / "run/summary.json").read_bytes()
+    capsys.readouterr()
+    begun = SMALL.split()
+    options = dict(zip(begun[::2], begun[1::2], strict=True)) | {f"--{name}": value}
+    words = [word for pair in options.items() for word in pair]
+    words += ["--checkpoint-every", "2", "--steps", "8", "--out", str(tmp_path / "run")]
+    assert main(["train", *words, "--resume", "auto"]) == 2
+    told = capsys.readouterr().err
+    assert re.match(f"error: --{name} is .*{value}.*, but the run was begun with", told), told
+    assert (tmp_path / "run/summary.json").read_bytes() == summary
 
 
 def test_resume_auto_with_other_options_is_refused(tmp_path, capsys):

@@ -284,7 +284,7 @@ def test_a_server_that_dies_with_the_rows_of_a_warm_start_ends_the_run(
 
     monkeypatch.setattr(RankStages, "push", pushed)
     again = options(tmp_path / "run", "hybrid", every=50)
-    assert commands.main([*again, "--warm-start", str(tmp_path / "origin")]) == 2
+    assert commands.main([*again, "--warm-start", str(tmp_path / "origin")]) == 75
     assert (
         killed and "rows that --warm-start brought; start the run again" in capsys.readouterr().err
     )

@@ -19,7 +19,7 @@ from runtime import __main__ as commands
 from runtime import train_options
 from runtime.guarded import guarded
 from runtime.stop import Interrupted
-from runtime.torchrun import Launch, device_of, is_started_again, launched, started_s
+from runtime.torchrun import Launch, device_of, launched, started_s
 from tests.runtime.spawned import Command
 
 ENVIRONMENT = {
@@ -289,37 +289,6 @@ def test_a_rank_that_dies_as_all_part_undoes_no_finished_run(tmp_path):
     assert said.count(f"the run in {run} is finished: nothing is left to do") == 1
 
 
-ASKS = """
-import os, signal
-from pathlib import Path
-from runtime.models.networks import FeedForward
-
-class Net(FeedForward):
-    batches = 0
-
-    def forward(self, dense, embeddings):
-        self.batches += self.training
-        if self.batches == 10 and os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGUSR1)
-        return super().forward(dense, embeddings)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_an_interrupted_run_is_no_success_for_torchrun_unless_it_would_start_it_again(
-    restarts, tmp_path
-):
-    (tmp_path / "asks.py").write_text(ASKS)
-    words = ["--model.name", "asks:Net", "--out", str(tmp_path / "run")]
-    code, said, told = torchrun(tmp_path, *SMALL, *words, restarts=restarts)
-    assert code == (0 if restarts else 1), told
-    assert said.count("interrupted by SIGUSR1 after") == 1
-    if not restarts:
-        assert "interrupted by SIGUSR1 after" in told.split("Root Cause")[1]
-        assert "exitcode  : 75" in told
-
-
 def test_a_rank_that_follows_into_an_interruption_is_not_the_root_cause(tmp_path, monkeypatch):
     """torchrun takes the earliest failure, and dates one that wrote none when it sees it."""
     monkeypatch.setattr("runtime.guarded.time.sleep", lambda seconds: None)
@@ -335,12 +304,3 @@ def test_a_rank_that_follows_into_an_interruption_is_not_the_root_cause(tmp_path
         reports.append(json.loads(file.read_text())["message"])
     assert [report["extraInfo"]["follows"] for report in reports] == ["False", "True"]
     assert reports[0]["message"].startswith("interrupted by SIGUSR1")
-
-
-def test_who_is_started_again_knows_it():
-    def starts(count: str | None, most: str | None) -> bool:
-        given = {"TORCHELASTIC_RESTART_COUNT": count, "TORCHELASTIC_MAX_RESTARTS": most}
-        return is_started_again({name: value for name, value in given.items() if value})
-
-    assert [starts("0", "0"), starts("3", "3")] == [False, False]
-    assert [starts("0", "3"), starts(None, None)] == [True, True], "by torchrun, by Ray"

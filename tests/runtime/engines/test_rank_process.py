@@ -400,7 +400,7 @@ def predictions_in(run: Path) -> bytes:
 @pytest.mark.law12
 def test_a_signal_to_any_rank_ends_all_at_one_cut_and_they_go_on(found, tmp_path):
     """Laws 11 and 12: to the bytes of threads that nobody disturbed."""
-    told = json.loads((found / "sync-0" / "interrupted.json").read_text())
+    told = json.loads((found / "sync-0" / "ending.json").read_text())
     assert told["by"] == "SIGUSR1"
     summary = json.loads((found / "sync-1" / "summary.json").read_text())
     (at,) = summary["resumed_at_samples"]
@@ -411,7 +411,7 @@ def test_a_signal_to_any_rank_ends_all_at_one_cut_and_they_go_on(found, tmp_path
 
 def test_a_signal_between_two_legs_ends_the_next_one_at_all_ranks(found):
     """The rank that it meets has told the others already that they go on: so must it."""
-    assert json.loads((found / "async-0" / "interrupted.json").read_text())["by"] == "SIGUSR1"
+    assert json.loads((found / "async-0" / "ending.json").read_text())["by"] == "SIGUSR1"
     (at,) = json.loads((found / "async-1" / "summary.json").read_text())["resumed_at_samples"]
     assert 24 * EVERY <= at <= 24 * 2 * EVERY
 
@@ -439,19 +439,20 @@ def test_another_number_of_ranks_goes_on_and_says_what_becomes_of_the_order(foun
 
 
 def test_why_rank_0_could_not_start_the_servers_is_what_it_says(monkeypatch):
-    """And the others, which wait for their address, hear that there is none."""
+    """And the others, which wait for their address, hear that there is none; it waits for none of
+    them, who may have been asked to end as well."""
 
     def cannot(*_: object) -> None:
         raise PeerError("the host of embedding server 0 cannot be reached")
 
     said = []
-    group = SimpleNamespace(rank=0, ranks=2, gather=lambda what, text: said.append(text) or [text])
+    group = SimpleNamespace(rank=0, ranks=2, give_up=said.append, gather=lambda *_: [""])
     rank = ProcessRank(group)
     monkeypatch.setattr(rank_process, "RowProcesses", cannot)
     chosen = TrainConfig()
     with pytest.raises(PeerError, match=r"^the host of embedding server 0 cannot be reached$"):
         rank.open_rows(chosen, None, [], None, None)
-    assert said == [""]
+    assert said == ["who reads the embedding servers", "embedding servers"]
     with pytest.raises(PeerError, match="rank 0 could not start the embedding servers"):
         rank.shared("embedding servers", None, chosen)
 
