@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,6 +164,11 @@ class EmbeddingStore(ABC):
     @abstractmethod
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
+
+    def peek_all(self, batches: Iterable[Batch]) -> Generator[Handle, None, None]:
+        """As `peek` of each batch, which is not read before it is its turn; closed by who takes
+        not all of them."""
+        yield from map(self.peek, batches)
 
     @abstractmethod
     def frozen(self) -> AbstractContextManager[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from itertools import islice
@@ -154,9 +154,9 @@ def evaluate(
     scored = []
     counts = []
     distances = np.zeros(len(layout.dense))
-    with _evaluating(model):
-        for batch in held_out:
-            ticket = worker.store.peek(batch)
+    with _evaluating(model), closing(worker.store.peek_all(held_out)) as tickets:
+        for ticket in tickets:
+            batch = ticket.batch
             distances += np.abs(batch.dense).sum(0, dtype=np.float64)
             counts.append(_ids_and_rows(ticket, len(layout.fields)))
             predicted = learner.predict(model, batch, worker.pool(ticket))

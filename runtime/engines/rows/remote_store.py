@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -33,6 +34,9 @@ from runtime.engines.wire.messages import Message, MessageKind, pack_placed, pac
 from runtime.engines.wire.peers import START_WITHIN_S
 from runtime.engines.wire.segments import SegmentPool
 from runtime.stop import PeerError, Stop
+
+PEEKS_IN_FLIGHT = 4
+"""Batches of an evaluation whose rows are on their way: each has 8,192 samples."""
 
 
 class RemoteStore(RemoteControl):
@@ -65,7 +69,7 @@ class RemoteStore(RemoteControl):
         client.on_closed = lambda rank, step, shard: call_living(closed, rank, step, shard)
         rejoin = weakref.WeakMethod(self._rejoin)
         client.rejoin = lambda server: call_living(rejoin, server) or 0
-        self._peeks = SegmentPool(1, Stop(), "evaluation")
+        self._peeks = SegmentPool(PEEKS_IN_FLIGHT, Stop(), "evaluation")
         pools = [*self._pools.values(), self._peeks]
         self._end = weakref.finalize(self, _close, client, close, pools, self._sent)
 
@@ -147,16 +151,47 @@ class RemoteStore(RemoteControl):
 
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
-        plan = self._planner.plan(batch)
+        (handle,) = self.peek_all([batch])
+        return handle
+
+    def peek_all(self, batches: Iterable[Batch]) -> Generator[Handle, None, None]:
+        """As `peek` of each batch; the rows of later ones are on their way meanwhile."""
+        asked = deque[tuple[Handle, SentBatch]]()
         with self._client.alone:
-            sent, values = lay_out(plan, self._dtype, self._peeks)
-            handle = Handle(ALL, ALL, batch, plan, values)
             try:
-                self._ask(MessageKind.LOOK_AHEAD, handle, sent, "control")
-                self._read(MessageKind.LOOK_AHEAD, handle, sent, "control")
-                handle.values = values.of(values.flat.copy())
+                for number, batch in enumerate(batches):
+                    asked.append(self._ask_peek(batch, number))
+                    if len(asked) == PEEKS_IN_FLIGHT:
+                        yield self._peeked(*asked.popleft())
+                while asked:
+                    yield self._peeked(*asked.popleft())
             finally:
-                self._peeks.give_back(sent.number, sent.segment)
+                # Given up in the middle: what comes later must find nothing of it.
+                for handle, sent in asked:
+                    with suppress(PeerError):
+                        self._peeked(handle, sent)
+
+    def _ask_peek(self, batch: Batch, number: int) -> tuple[Handle, SentBatch]:
+        """Ask for a batch's rows, behind those that were asked for before: also where the server of
+        these has died, since they are asked for again in their order."""
+        plan = self._planner.plan(batch)
+        sent, values = lay_out(plan, self._dtype, self._peeks)
+        handle = Handle(ALL, number, batch, plan, values)
+        for shard in range(self.shards):
+            unanswered = self._unanswered["control", ALL, shard]
+            server = next(reversed(unanswered.values()), self._client.at(shard))
+            unanswered[number] = server
+            with suppress(ServerRestoredError):
+                self._send(MessageKind.LOOK_AHEAD, handle, sent, "control", server)
+        return handle, sent
+
+    def _peeked(self, handle: Handle, sent: SentBatch) -> Handle:
+        """The rows of the batch that was asked for first, out of their segment."""
+        try:
+            self._read(MessageKind.LOOK_AHEAD, handle, sent, "control")
+            handle.values = handle.values.of(handle.values.flat.copy())
+        finally:
+            self._peeks.give_back(sent.number, sent.segment)
         return handle
 
     def close(self) -> None:

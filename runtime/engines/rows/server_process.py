@@ -247,7 +247,8 @@ class ControlConnection(ServerCalls):
         """Read the rows of a batch for an evaluation."""
         handle = self._batches.unpushed(message)
         self._server.peek(handle)
-        rows = Message(MessageKind.ROWS, number=handle.version[self._server.shard])
+        version = handle.version[self._server.shard]
+        rows = Message(MessageKind.ROWS, ALL, message.step, number=version)
         self._channel.send(rows, self._batches.values(handle))
 
     # The calls.

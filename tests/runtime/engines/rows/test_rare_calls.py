@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
+from runtime.embedding.batch_rows import shard_of
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import SavedServer
 from runtime.engines.rows import connections
@@ -20,8 +22,9 @@ from runtime.engines.rows.failover import Failover
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.engines.rows.server_calls import ServerCalls
 from runtime.engines.wire.channel import Channel
+from runtime.engines.wire.messages import MessageKind
 from runtime.stop import PeerError, Stop
-from tests.runtime.engines.served import Served, one_step, served
+from tests.runtime.engines.served import Served, batch_of, one_step, served
 from tests.runtime.engines.test_faults import until
 
 RULES = ServerRules(tau=4)
@@ -171,3 +174,96 @@ def test_after_an_error_of_one_server_the_answers_of_the_others_are_passed_over(
         with pytest.raises(RuntimeError, match="none"):
             found.client.call_all(ServerCalls.export, wrong)
         assert [status["lost"] for status in found.store.statuses()] == [0, 0, 0]
+
+
+BATCHES = [batch_of(*range(first, first + 12)) for first in range(8)]
+
+
+def values_of(store: RemoteStore) -> list[list[float]]:
+    """Of each batch the first number of every id's row, in the order of the ids."""
+    found = []
+    for handle in store.peek_all(BATCHES):
+        ids = handle.plans["rows"].ids.tolist()
+        rows = dict(zip(ids, handle.values["rows"][:, 0].tolist(), strict=True))
+        found.append([rows[id_] for id_ in sorted(rows)])
+    return found
+
+
+def trained_once(store: RemoteStore) -> None:
+    """Rows 0 to 11 have had a push each, rows above none."""
+    one_step(store, 0, 0, *range(12))
+    store.drain()
+
+
+EXPECTED = [[-1.0 * (i < 12) for i in range(first, first + 12)] for first in range(8)]
+
+
+def test_rows_of_later_batches_of_an_evaluation_are_on_their_way(monkeypatch):
+    """Four batches at each server before the first answer is awaited, and as many from then on."""
+    outstanding: list[int] = []
+    with served(RULES, servers=2) as found:
+        trained_once(found.store)
+        control = found.client.at(1).channels["control", -1]
+        on_way = [0]
+
+        def sending(channel, message, *given, **more):
+            on_way[0] += channel is control and message.kind is MessageKind.LOOK_AHEAD
+            return send(channel, message, *given, **more)
+
+        def receiving(channel, *given, **more):
+            if channel is control:
+                outstanding.append(on_way[0])
+                on_way[0] -= 1
+            return receive(channel, *given, **more)
+
+        send, receive = Channel.send, Channel.receive
+        monkeypatch.setattr(Channel, "send", sending)
+        monkeypatch.setattr(Channel, "receive", receiving)
+        assert values_of(found.store) == EXPECTED
+        monkeypatch.undo()
+    assert outstanding == [4, 4, 4, 4, 4, 3, 2, 1]
+
+
+def test_an_evaluation_that_is_given_up_leaves_nothing_in_the_connections():
+    with served(RULES, servers=2) as found:
+        trained_once(found.store)
+        with closing(found.store.peek_all(BATCHES)) as handles:
+            next(handles)
+        assert [status["lost"] for status in found.store.statuses()] == [0, 0]
+        assert values_of(found.store) == EXPECTED
+
+
+@pytest.mark.law13
+@pytest.mark.parametrize("nth", [1, 5, 8])
+def test_a_server_that_dies_in_an_evaluation_is_asked_again_in_order(nth, monkeypatch):
+    """Its rows come back as of the last checkpoint: here there is none, and they are fresh."""
+    with served(RULES, servers=2) as found:
+        told: list[str] = []
+        restart = partial(found.processes.restart, awaits_rows=True)
+        saved = [SavedServer(RULES, [0])]
+        found.client.failover = Failover(restart, lambda shard: saved, told.append)
+        trained_once(found.store)
+        mine = {id_: shard_of(np.array([id_], np.uint64), 2)[0] for id_ in range(20)}
+        control = found.client.at(1).channels["control", -1]
+        waits: list[int] = []
+        receive = Channel.receive
+
+        def receiving(channel, *given, **more):
+            if channel is control:
+                waits.append(1)
+                if len(waits) == nth:
+                    os.kill(found.processes.pids[1], signal.SIGKILL)
+            return receive(channel, *given, **more)
+
+        monkeypatch.setattr(Channel, "receive", receiving)
+        found_values = values_of(found.store)
+        monkeypatch.undo()
+        until(lambda: told)
+        for first, values in enumerate(found_values):
+            for id_, value in zip(range(first, first + 12), values, strict=True):
+                expected = {-1.0} if id_ < 12 else {0.0}
+                assert value in expected | ({0.0} if mine[id_] == 1 else set())
+        assert values_of(found.store) == [
+            [-1.0 * (i < 12 and mine[i] == 0) for i in range(first, first + 12)]
+            for first in range(8)
+        ]
