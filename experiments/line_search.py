@@ -100,7 +100,7 @@ class Chosen:
 
 def first_task(run: Run) -> str:
     """The task whose AUC decides."""
-    return next(iter(run.summary["tasks"]))
+    return str(next(iter(run.summary["tasks"])))
 
 
 def at_rates(config: TrainConfig, rates: Rates) -> TrainConfig:
@@ -180,8 +180,8 @@ def searched(
         if choice.outcome == SYNCS:
             outcome = BY_SEARCH if len(grid.points) > 1 else GIVEN
             choice = Choice(rates=choice.rates, outcome=outcome)
-        reference = {"reference": first, "of_reference": sync}
-        chosen.append(Chosen(search=first, choice=choice, **reference))
+        of_family = partial(Chosen, reference=first, of_reference=sync)
+        chosen.append(of_family(search=first, choice=choice))
 
         # The others, each around these rates or at its own.
         free = [one for one in others if not one.line.keeps_rates]
@@ -194,7 +194,7 @@ def searched(
                 choice = Choice(rates=one.middle, outcome=GIVEN)
             else:
                 choice = choice_of(sync, one.tried(), partial(one.gain, over=sync))
-            chosen.append(Chosen(search=one, choice=choice, **reference))
+            chosen.append(of_family(search=one, choice=choice))
     return chosen
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from persia_sim.base.command_line import option_values
 from persia_sim.base.trace import Trace
-from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.data.source import Provenance
 from runtime.files import digest_of
@@ -229,27 +228,6 @@ def replayed(
     if order is not None:
         checksum += f" {Trace.load(order).sha256()}"
     return over_seeds(label, base, options.seeds, checksum)
-
-
-def setting_points(
-    base: TrainConfig, settings: Sequence[Setting], seeds: int, prefix: str = "", also: str = ""
-) -> list[Point]:
-    """The base in each mode under its bound; a mode that reads no late rows keeps the base's.
-
-    Seed by seed, so that pairs are complete early. ``also``: a digest of what else decides.
-    """
-    checksum = " ".join(filter(None, [data_sha256(base), also]))
-    columns = []  # a list of points over seeds for each setting
-
-    for mode, tau in settings:
-        sync = replace(base.sync, mode=Mode(mode))
-        label = f"{prefix}{mode}"
-        if sync.mode.reads_late_rows:
-            sync = replace(sync, tau=tau)
-            label = f"{label}-tau{tau}"
-        columns.append(over_seeds(label, replace(base, sync=sync), seeds, checksum))
-
-    return [point for same_seed in zip(*columns, strict=True) for point in same_seed]
 
 
 def expected_samples(config: TrainConfig) -> int:

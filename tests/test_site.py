@@ -54,7 +54,7 @@ COMMANDS = [
     *(("runtime", name) for name in RUNTIME if name != "data"),
     *(("runtime", "data", verb) for verb in DATA_VERBS),
     *(("persia_sim", name) for name in ("sharded", "size", "init")),
-    *(("experiments", name) for name in STUDIES | BENCHES),
+    *(("experiments", name) for name, study in (STUDIES | BENCHES).items() if not study.file),
     *(("experiments", "runs", name) for name in RUNS_COMMANDS),
 ]
 

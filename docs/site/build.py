@@ -51,7 +51,7 @@ COMMANDS = (
     ("persia_sim",),
     *(("persia_sim", name) for name in ("sharded", "size", "init")),
     *(("persia_sim", kind, "list") for kind in ("machines", "clusters", "workloads")),
-    *(("experiments", name) for name in STUDIES | BENCHES),
+    *(("experiments", name) for name, study in (STUDIES | BENCHES).items() if not study.file),
     *(("experiments", "runs", name) for name in RUNS_COMMANDS),
 )
 """Module of each command, and its words; ``all``: for every option of it."""

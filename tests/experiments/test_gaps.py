@@ -21,7 +21,7 @@ from experiments.gaps import (
     paired_interval,
     thousandths,
 )
-from experiments.points import Line, Point, over_seeds, setting_points, with_seed
+from experiments.points import Line, Point, over_seeds, with_seed
 from experiments.statistics import Interval, contrast
 from experiments.tables import table
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
@@ -333,13 +333,11 @@ def test_curves_tell_snapshots_from_the_drained_end(tmp_path):
         ("kuairand-pure", "kuairand-pure"),
     ],
 )
-def test_a_seed_draws_a_synthetic_stream_anew_unless_its_name_says_which(name, drawn, monkeypatch):
-    monkeypatch.setattr("experiments.points.data_sha256", lambda config: "")
+def test_a_seed_draws_a_synthetic_stream_anew_unless_its_name_says_which(name, drawn):
     config = TrainConfig(data=DataConfig(name=name))
     assert with_seed(config, 0).data.name == name
     for made in (
         with_seed(config, 2),
         over_seeds("x", config, 3, "")[2].config,
-        setting_points(config, [("hybrid", 4)], 3)[2].config,
     ):
         assert (made.data.name, made.seed) == (drawn, 2)

@@ -15,14 +15,14 @@ import pytest
 
 from experiments import points
 from experiments.__main__ import main
-from experiments.points import Point, setting_points
+from experiments.points import Line, Point
+from experiments.studies.sweep import points_of
 from experiments.sweeping import print_plan
-from runtime.config import DataConfig, ModelConfig, TrainConfig
+from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.object_store import CACHE
 from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, write_clicks
 from tests.runtime.worlds import OPTIONS, with_another
 
-SETTINGS = (("sync", 0), ("hybrid", 4))
 MODEL = {
     "own_net.py": "from own_parts import layers\nclass Net: width = 8\n",
     "own_parts/__init__.py": "",
@@ -52,7 +52,10 @@ NO_FILES = {
 
 def plan(home: Path, config: TrainConfig) -> str:
     """What the same command says of a sweep, and leaves behind as if it had run."""
-    told, asked = io.StringIO(), setting_points(config, SETTINGS, 2)
+    late = replace(config, sync=SyncConfig(mode="hybrid"))
+    lines = Line(name="sync", config=config), Line(name="hybrid", config=late, versus="sync")
+    told = io.StringIO()
+    asked = [point for of_line in points_of(lines, 2) for point in of_line]
     with contextlib.redirect_stdout(told):
         print_plan(asked, home / "runs", 1)
     for point in asked:
