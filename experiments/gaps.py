@@ -10,7 +10,7 @@ Two seeds of sync and of hybrid, trained and compared:
 >>> few["evaluation"] = EvaluationConfig(test_rows=100)
 >>> sync = TrainConfig(sync=SyncConfig(mode="sync"), **few)
 >>> late = TrainConfig(sync=SyncConfig(mode="hybrid", tau=4), **few)
->>> lines = Line(name="sync", config=sync), Line(name="rows 4 late", config=late, versus="sync")
+>>> lines = Line(name="sync", config=sync), Line(name="rows 4 late", config=late, versus=("sync",))
 >>> with TemporaryDirectory() as folder:
 ...     root = Path(folder)
 ...     points = [over_seeds(line.slug, line.config, 2, decides="") for line in lines]
@@ -162,7 +162,7 @@ def gap_table(
     beside: str = "",
 ) -> list[dict[str, Any]]:
     """A row of the CSV for each line of a study: what is late in it, its scores, and its AUC minus
-    that of the line that it is held against.
+    that of the line that it is held against; a row for each of these where they are several.
 
     ``runs_of``: the runs of each line, a seed each. ``beside``: an option that makes groups; each
     gap has beside it by how much it differs from that at the option's first value.
@@ -173,8 +173,13 @@ def gap_table(
     """
     found = {(line.group, line.name): runs for line, runs in zip(lines, runs_of, strict=True)}
     rows = []
-    for line, runs in zip(lines, runs_of, strict=True):
-        held = found[line.group, line.versus] if line.versus else []
+    each = [
+        (line, runs, versus)
+        for line, runs in zip(lines, runs_of, strict=True)
+        for versus in line.versus or ("",)
+    ]
+    for line, runs, versus in each:
+        held = found[line.group, versus] if versus else []
         gap = gap_over_seeds(runs, held, task, root) if held else _NO_GAP
         late = runs[0].late
         row = {
@@ -192,11 +197,13 @@ def gap_table(
             "seeds": gap.n if held else len(runs),
             "auc": mean_auc(runs, task),
             "log_loss": float(np.mean([run.auc(task, "log_loss") for run in runs])),
-            "versus": line.versus,
+            "versus": versus,
             **gap_columns(gap, "gap"),
         }
         if beside:
-            row |= gap_columns(_beside_first(line, lines, found, beside, task, root), "beside")
+            row |= gap_columns(
+                _beside_first(line, versus, lines, found, beside, task, root), "beside"
+            )
         rows.append(row)
     return rows
 
@@ -206,6 +213,7 @@ _NO_GAP = Interval(math.nan, math.nan, 0)
 
 def _beside_first(
     line: Line,
+    versus: str,
     lines: Sequence[Line],
     found: Mapping[Any, Sequence[Run]],
     beside: str,
@@ -216,8 +224,8 @@ def _beside_first(
     paired differences. None of the first itself, and of a line without a gap."""
     values = [value for one in lines for path, value in one.group if path == beside]
     first = tuple((path, values[0] if path == beside else value) for path, value in line.group)
-    keys = (first, line.versus), (first, line.name), (line.group, line.versus)
-    if not line.versus or first == line.group or any(key not in found for key in keys):
+    keys = (first, versus), (first, line.name), (line.group, versus)
+    if not versus or first == line.group or any(key not in found for key in keys):
         return _NO_GAP
     sides = [*(found[key] for key in keys), found[line.group, line.name]]
     by_seed = [{run.summary["seed"]: run for run in side} for side in sides]

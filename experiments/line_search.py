@@ -133,9 +133,9 @@ def searches_of(lines: Sequence[Line], table: SearchTable, root: Path) -> list[l
     families: dict[tuple[Any, ...], list[LineSearch]] = {}
     for line in lines:
         first, seen = line, {line.name}
-        while first.versus and first.versus not in seen:
-            seen.add(first.versus)
-            first = by_name[line.group, first.versus]
+        while first.versus and first.versus[0] not in seen:
+            seen.add(first.versus[0])
+            first = by_name[line.group, first.versus[0]]
         checksum = data_sha256(judged_on_validation_rows(line.config))
         search = LineSearch(line, table.seeds, root, checksum)
         family = families.setdefault((first.group, first.name), [])

@@ -75,8 +75,8 @@ class Line:
     config: TrainConfig
     group: tuple[tuple[str, Any], ...] = ()
     """Options that all lines of the study vary in, and their values here."""
-    versus: str = ""
-    """The name of the line of its group that it is held against; empty: none."""
+    versus: tuple[str, ...] = ()
+    """The names of the lines of its group that it is held against."""
     keeps_rates: bool = False
     """Whether its learning rates are its own, which no search changes."""
 

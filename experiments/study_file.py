@@ -71,8 +71,8 @@ class StudyFile(Checked):
     """What every line has, where its mode reads it."""
     without_data: dict[str, Any] = field(default_factory=dict)
     """What takes the place of the base's where its data set is not on this machine."""
-    versus: str = ""
-    """The line that each line is held against, unless it says another."""
+    versus: str | list[str] = ""
+    """The line, or lines, that each line is held against, unless it says another."""
     beside: str = ""
     """An option that the base crosses: each gap is also held against that at its first value."""
     seeds: Seeds = 5
@@ -156,7 +156,7 @@ class _Made:
     crossed: dict[str, Any]
     """What it reads of options that are crossed, by the base or itself."""
     read: set[str]
-    versus: str
+    versus: list[str]
     is_preset: bool
     name: str = ""
     group: tuple[tuple[str, Any], ...] = ()
@@ -259,7 +259,7 @@ def _made(
                 raise Refused(where, f"cannot be: {error}") from None
             unread[error.field] = error
             del left[error.field]
-    versus = table.get("versus", file.versus)
+    versus = fit(table.get("versus", file.versus), str | list[str], f"{where}: versus")
     name = table.get("name", preset or " ".join(f"{p}={words_of(v)}" for p, v in own.items()))
     return _Made(
         number=number,
@@ -268,7 +268,9 @@ def _made(
         own=own,
         crossed={},
         read={*left, *own} - config.unread().keys(),
-        versus=_filled(fit(versus, str, f"{where}: versus"), config, where),
+        versus=[
+            _filled(n, config, where) for n in ([versus] if isinstance(versus, str) else versus)
+        ],
         is_preset=preset is not None,
     )
 
@@ -335,33 +337,33 @@ def _named(file: StudyFile, made: list[_Made], crossed_by_base: set[str]) -> lis
             name=one.name,
             config=one.config,
             group=one.group,
-            versus=_reference(one, made),
+            versus=tuple(
+                _reference(one, name, made) for name in one.versus if name not in ("", one.stem)
+            ),
             keeps_rates=any(path in one.own for path in RATES),
         )
         for one in made
     ]
 
 
-def _reference(line: _Made, made: Sequence[_Made]) -> str:
+def _reference(line: _Made, versus: str, made: Sequence[_Made]) -> str:
     """The name of the line that this one is held against: of its group, and where several have the
     name, the one that has the same of what is crossed."""
-    if line.versus in ("", line.stem):
-        return ""
     of_group = [one for one in made if one.group == line.group]
     alike = [
         one
         for one in of_group
-        if one.stem == line.versus
+        if one.stem == versus
         and all(line.crossed.get(path, value) == value for path, value in one.crossed.items())
     ]
     where = f"line {line.name!r}"
     if not alike:
-        hint = nearest(line.versus, [one.stem for one in of_group])
-        raise Refused(where, f"has versus = {line.versus!r}, the name of no line; {hint}")
+        hint = nearest(versus, [one.stem for one in of_group])
+        raise Refused(where, f"has versus = {versus!r}, the name of no line; {hint}")
     if len(alike) > 1:
         every = ", ".join(repr(one.name) for one in alike)
-        rule = f"has versus = {line.versus!r}, which {every} have; put what differs in {{braces}}"
+        rule = f"has versus = {versus!r}, which {every} have; put what differs in {{braces}}"
         raise Refused(where, rule)
-    if alike[0].versus == line.stem:
+    if line.stem in alike[0].versus:
         raise Refused(where, f"and {alike[0].name!r} are held against each other; remove a versus")
     return alike[0].name

@@ -34,7 +34,8 @@ def sweep_figure(rows: pd.DataFrame) -> Figure:
     words = {name: rows[name].astype(object).where(rows[name].notna(), "") for name in _WORDS}
     rows = rows.assign(**words)
     data = ", ".join(dict.fromkeys(rows.data))
-    late = rows[rows.versus != ""].reset_index(drop=True)
+    held = rows[rows.versus != ""].groupby(["group", "versus"], sort=False)
+    late = pd.concat([of_reference for _, of_reference in held], ignore_index=True)
 
     # A height for each line, with a heading, in bold, where group or reference change.
     labels: list[tuple[float, str, str]] = []

@@ -268,7 +268,7 @@ def lines_of(
         Line(
             name=str(mode),
             config=of_mode[0].point.config,
-            versus=str(Mode.SYNC) if mode is not Mode.SYNC and Mode.SYNC in runs else "",
+            versus=(str(Mode.SYNC),) if mode is not Mode.SYNC and Mode.SYNC in runs else (),
         )
         for mode, of_mode in runs.items()
     ]

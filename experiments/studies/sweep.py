@@ -214,7 +214,8 @@ def _told(
             config = lines[numbers[0]].config
             print(f"\n{task}, {group or config.data.name}, W = {config.sync.ranks}")
             part = config.evaluation.eval_split
-            print(table([rows[number] for number in numbers], columns_of(rows, part)))
+            of_this = [row for row in rows if row["group"] == group]
+            print(table(of_this, columns_of(rows, part)))
     for warning in dict.fromkeys(
         _short_runs([runs[number] for number in numbers]) for numbers in of_group.values()
     ):

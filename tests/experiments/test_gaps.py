@@ -94,11 +94,11 @@ def rows_of(made: list[Run], root: Path, task: str = "click", hybrid: str = "syn
         Line(
             name=name,
             config=own[0].point.config,
-            versus="" if name == "sync 0 0 0.001" else "sync 0 0 0.001",
+            versus=() if name == "sync 0 0 0.001" else ("sync 0 0 0.001",),
         )
         for name, own in by_setting.items()
     ]
-    lines = [replace(one, versus=hybrid) if one.name == "async 0 0 0.00025" and hybrid != "sync"
+    lines = [replace(one, versus=(hybrid,)) if one.name == "async 0 0 0.00025" and hybrid != "sync"
              else one for one in lines]  # fmt: skip
     return gap_table(lines, list(by_setting.values()), task, root)
 
@@ -134,7 +134,7 @@ def test_a_line_is_held_against_the_one_of_its_group(tmp_path):
     lines = [
         Line(name=name, config=part[0].point.config, group=(("batch", batch),), versus=versus)
         for part, (batch, name, versus) in zip(
-            parts, [(1, "sync", ""), (1, "late", "sync"), (2, "sync", ""), (2, "late", "sync")],
+            parts, [(1, "sync", ()), (1, "late", ("sync",)), (2, "sync", ()), (2, "late", ("sync",))],
             strict=True,
         )
     ]  # fmt: skip
@@ -236,6 +236,22 @@ def test_each_task_has_its_own_figures(tmp_path):
         )
         want = contrast(labels, (sync, hybrid), clusters=np.arange(TEST_ROWS) // 4)
         assert late["gap_rows_error"] == pytest.approx(want.rows_error)
+
+
+def test_a_line_that_is_held_against_two_has_a_row_for_each(tmp_path):
+    made = runs(tmp_path)
+    parts = [made[3 * n : 3 * n + 3] for n in (0, 1, 3)]
+    lines = [
+        Line(name=name, config=part[0].point.config, versus=versus)
+        for name, part, versus in zip("abc", parts, [(), ("a",), ("b", "a")], strict=True)
+    ]
+    rows = gap_table(lines, parts, "click", tmp_path)
+    assert [(row["line"], row["versus"]) for row in rows] == [
+        ("a", ""), ("b", "a"), ("c", "b"), ("c", "a"),
+    ]  # fmt: skip
+    aucs = [np.mean([run.auc("click") for run in part]) for part in parts]
+    assert rows[2]["gap"] == pytest.approx(aucs[2] - aucs[1])
+    assert rows[3]["gap"] == pytest.approx(aucs[2] - aucs[0])
 
 
 def test_a_line_is_paired_with_whom_it_names(tmp_path):

@@ -53,7 +53,7 @@ NO_FILES = {
 def plan(home: Path, config: TrainConfig) -> str:
     """What the same command says of a sweep, and leaves behind as if it had run."""
     late = replace(config, sync=SyncConfig(mode="hybrid"))
-    lines = Line(name="sync", config=config), Line(name="hybrid", config=late, versus="sync")
+    lines = Line(name="sync", config=config), Line(name="hybrid", config=late, versus=("sync",))
     told = io.StringIO()
     asked = [point for of_line in points_of(lines, 2) for point in of_line]
     with contextlib.redirect_stdout(told):

@@ -25,12 +25,12 @@ def lines(*tables: dict[str, Any], typed: tuple[str, ...] = (), **keys: Any) -> 
 
 
 def test_a_list_is_crossed_and_each_line_is_held_against_the_one_that_it_names():
-    late = {"name": "hybrid {sync.tau}, late", "versus": "hybrid {sync.tau}",
+    late = {"name": "hybrid {sync.tau}, late", "versus": ["hybrid {sync.tau}", "sync"],
             "sync": {"mode": "hybrid", "tau": [4, 16], "dense_lag": 1}}  # fmt: skip
     found = lines(SYNC, HYBRID, late)
     assert [(line.name, line.versus) for line in found] == [
-        ("sync", ""), ("hybrid 4", "sync"), ("hybrid 16", "sync"),
-        ("hybrid 4, late", "hybrid 4"), ("hybrid 16, late", "hybrid 16"),
+        ("sync", ()), ("hybrid 4", ("sync",)), ("hybrid 16", ("sync",)),
+        ("hybrid 4, late", ("hybrid 4", "sync")), ("hybrid 16, late", ("hybrid 16", "sync")),
     ]  # fmt: skip
     assert [line.config.sync for line in found[:2]] == [
         SyncConfig(), SyncConfig(mode="hybrid", tau=4)
@@ -51,7 +51,7 @@ def test_what_the_base_crosses_makes_groups_where_all_lines_read_it_and_names_wh
             "hybrid 4, sync.dense_lag 0", "hybrid 4, sync.dense_lag 1",
             "hybrid 16, sync.dense_lag 0", "hybrid 16, sync.dense_lag 1",
         ]  # fmt: skip
-        assert {line.versus for line in group[1:]} == {"sync"}
+        assert {line.versus for line in group[1:]} == {("sync",)}
 
 
 def test_a_reference_is_the_one_that_has_the_same_of_what_is_crossed():
@@ -59,8 +59,8 @@ def test_a_reference_is_the_one_that_has_the_same_of_what_is_crossed():
     treated = {"name": "weighed", "versus": "hybrid", "sync": {"mode": "hybrid", "wire": "half"}}
     hybrid = {"name": "hybrid", "sync.mode": "hybrid"}
     found = {line.name: line.versus for line in lines(SYNC, hybrid, treated, base=base)}
-    assert found["weighed, sync.dense_lag 1"] == "hybrid, sync.dense_lag 1"
-    assert found["weighed, sync.dense_lag 0"] == "hybrid, sync.dense_lag 0"
+    assert found["weighed, sync.dense_lag 1"] == ("hybrid, sync.dense_lag 1",)
+    assert found["weighed, sync.dense_lag 0"] == ("hybrid, sync.dense_lag 0",)
 
 
 def test_a_preset_is_what_train_has_of_that_name_with_the_ranks_of_the_base():
@@ -69,7 +69,7 @@ def test_a_preset_is_what_train_has_of_that_name_with_the_ranks_of_the_base():
     asked = preset.config.sync
     assert (asked.ranks, asked.sync_steps, asked.dense_lag, preset.config.batch) == (4, 900, 1, 64)
     assert (preset.name, preset.versus, sync.config.sync.mode) == (
-        "torchrec-semisync-stash", "sync", Mode.SYNC,
+        "torchrec-semisync-stash", ("sync",), Mode.SYNC,
     )  # fmt: skip
 
 
@@ -139,6 +139,7 @@ def test_what_is_typed_stands_over_a_file_of_training_and_that_over_the_base(tmp
         ({"base": SYNTHETIC | {"sync.mode": "async"}, "line": [{"name": "a", "sync.mode": "sync"}]},
          ["base", "sync.mode", "every line itself"]),
         ({"base": SYNTHETIC | {"model.lr": [*range(1, 1200)]}}, ["combinations", "1,000", "1199"]),
+        ({"versus": 4}, ["versus", "4"]),
         ({"beside": "model.name"}, ["beside", "'model.name'", "give it a list"]),
         ({"seeds": 0}, ["seeds", "0", ">= 1"]),
         ({"search": {"trials": 4}}, ["search.trials", "4", ">= 5"]),
@@ -213,7 +214,8 @@ def test_treatments_are_held_against_their_own_mode_and_bound_untreated():
     assert len(found) == 24
     for line in found:
         treated, comma, _ = line.name.partition(", ")
-        assert line.versus == (treated if comma else "" if treated == "sync" else "sync")
+        untreated = (treated,) if treated == "sync" else (treated, "sync")
+        assert line.versus == (untreated if comma else () if treated == "sync" else ("sync",))
         if comma:
             own, other = line.config.sync, by_name[treated].config.sync
             assert (own.mode, own.tau) == (other.mode, other.tau) and own != other
