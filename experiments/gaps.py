@@ -201,9 +201,8 @@ def gap_table(
             **gap_columns(gap, "gap"),
         }
         if beside:
-            row |= gap_columns(
-                _beside_first(line, versus, lines, found, beside, task, root), "beside"
-            )
+            difference = _beside_first(line, versus, lines, found, beside, task, root)
+            row |= gap_columns(difference, "beside")
         rows.append(row)
     return rows
 

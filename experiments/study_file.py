@@ -260,6 +260,7 @@ def _made(
             unread[error.field] = error
             del left[error.field]
     versus = fit(table.get("versus", file.versus), str | list[str], f"{where}: versus")
+    held = [versus] if isinstance(versus, str) else versus
     name = table.get("name", preset or " ".join(f"{p}={words_of(v)}" for p, v in own.items()))
     return _Made(
         number=number,
@@ -268,9 +269,7 @@ def _made(
         own=own,
         crossed={},
         read={*left, *own} - config.unread().keys(),
-        versus=[
-            _filled(n, config, where) for n in ([versus] if isinstance(versus, str) else versus)
-        ],
+        versus=[_filled(name, config, where) for name in held],
         is_preset=preset is not None,
     )
 

@@ -97,7 +97,6 @@ def test_a_process_ends_with_the_code_of_its_command(words):
     [
         ["demo", "--seeds", "1", "--seeds", "2"],
         ["staleness-sweep", "--out", "a", "--out=b", "--dry-run"],
-        ["runs", "report", "here", "--out", "a", "--out", "b"],
     ],
 )
 def test_no_study_takes_an_option_twice(words, command):

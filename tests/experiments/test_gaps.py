@@ -134,7 +134,8 @@ def test_a_line_is_held_against_the_one_of_its_group(tmp_path):
     lines = [
         Line(name=name, config=part[0].point.config, group=(("batch", batch),), versus=versus)
         for part, (batch, name, versus) in zip(
-            parts, [(1, "sync", ()), (1, "late", ("sync",)), (2, "sync", ()), (2, "late", ("sync",))],
+            parts,
+            [(1, "sync", ()), (1, "late", ("sync",)), (2, "sync", ()), (2, "late", ("sync",))],
             strict=True,
         )
     ]  # fmt: skip
