@@ -196,7 +196,12 @@ def test_a_piece_is_a_study_whose_options_are_accepted(piece, tmp_path):
     options = importlib.import_module(module_of(piece.name)).Options
     assert piece.name in STUDIES and piece.caption and piece.csv
     for size in ("quick", "full"):
-        words = [*piece.arguments(size), "--out", str(tmp_path / "out")]
+        words = [
+            *filter(None, [piece.file]),
+            *piece.arguments(size),
+            "--out",
+            str(tmp_path / "out"),
+        ]
         read_options(options, words, piece.name)
 
 
