@@ -202,24 +202,12 @@ STUDIES = _by_name(
     ),
     Study(
         name="predict-published",
-        says="published GPU-sharded training, predicted from CSVs",
+        says="published training, predicted: tables on GPUs, Persia; constants fitted, left out",
         minutes=1,
         title="Published GPU-sharded training, predicted",
         caption="Predicted against measured steps with the 90 % band and what one machine differs"
         " by from itself (left), and the error of each point by framework (right).",
         quick_minutes=0.2,
-    ),
-    Study(
-        name="fit",
-        says="the constants of GPU-sharded training, fitted; errors held out",
-        minutes=3,
-        title="The constants fitted to the published points",
-        caption="Signed logarithmic error of the simulator at every point of the paper's figures"
-        " that its constants were fitted to or held against.",
-        tables=("", "_left_out"),
-        table_stem="persia",
-        draws=False,
-        quick_minutes=0.5,
     ),
     Study("cluster-sweep", "simulated clusters: grid or Latin hypercube, Pareto front", None),
     Study(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log, nan, sqrt
+from math import log, nan, sqrt
 
 import numpy as np
 
@@ -255,11 +255,6 @@ LEFT_OUT: dict[str, Callable[[Measured], str]] = {
 """What is left out as a whole, and which of it a row is of; empty: it is not left out."""
 
 
-def series_of(row: Measured) -> str:
-    """The series of a row, the least that is left out."""
-    return row.series
-
-
 PARTS: dict[str, Callable[[Measured], bool]] = {
     "inside a node": lambda row: row.job.system.nodes == 1,
     "several nodes": lambda row: row.job.system.nodes > 1,
@@ -358,26 +353,6 @@ def _held(
         off = log(naive / row.samples_per_s) if row.samples_per_s else nan
         result.append(Held(row, name, float(error), off, spread, new))
     return result
-
-
-def interval(
-    rows: Sequence[Measured], whole: Fit, name: str, rise: float = 1.92
-) -> tuple[float, float]:
-    """Where refitting all others raises the cost by ``rise`` (95 % for one constant): the profile
-    likelihood itself, found by halving steps from the optimum. Takes tens of fits."""
-    best = log(whole.values[name])
-    width = FITTED[name].width
-    ends = []
-    for sign in (-1.0, 1.0):
-        near = 0.0
-        far = 3.0 * width
-        for _ in range(5):
-            middle = (near + far) / 2.0
-            held = {name: best + sign * middle}
-            raised = fit(rows, whole.logs, 3, held).cost - whole.cost
-            near, far = (middle, far) if raised < rise else (near, middle)
-        ends.append(exp(best + sign * near))
-    return ends[0], ends[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from enum import StrEnum
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -25,8 +26,8 @@ EPYC 7763 at 1,249, as Xeon 8468 of PCIe 5 (1,257); EPYC 7742 is slower: 0.9 sta
 
 DATA = Path(__file__).resolve().parent
 """Folder of what was read off published plots."""
-UNTOLD = ("", "unknown", "not stated", "n/a", "na", "-", "?")
 _Made = TypeVar("_Made")
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def published_rates(name: str, data: Path = DATA) -> list[dict[str, str]]:
@@ -134,15 +135,11 @@ def has_columns(line: dict[str, str], where: str, *needed: str) -> None:
 
 
 def _node(line: dict[str, str]) -> Host:
-    # How the GPUs of a node are joined, from the words of the file.
-    intra = line.get("intra_GBps_per_gpu_per_direction", "")
     name = line["system"]
-    rates = [float(x) for x in re.findall(r"\d+(?:\.\d+)?", intra.split("(")[0])]
-    fabric = Fabric.MESH if "mesh" in intra.lower() else Fabric.SWITCH
-    fabric = Fabric.PCIE if "pcie" in intra.lower() or not rates else fabric
+    fabric = choice(line, "interconnect", Fabric, Fabric.PCIE)
     bus = number(line, "pcie_GBps_per_direction", _BUS / _GIGA) * _GIGA
-    domain = re.search(r"nvl(\d+)", name)
     gpus = int(number(line, "gpus_per_node"))
+    domain = positive(line, "nvlink_domain")
 
     # The GPU by its datasheet columns.
     chip = Gpu(
@@ -165,27 +162,34 @@ def _node(line: dict[str, str]) -> Host:
         gpu=chip,
         gpus=gpus,
         fabric=fabric,
-        intra_bytes_per_s=rates[-1] * _GIGA if rates else bus,  # of a range, the best pair
+        intra_bytes_per_s=number(line, "intra_GBps_per_gpu_per_direction", bus / _GIGA) * _GIGA,
         nic_bytes_per_s=number(line, "inter_GBps_per_gpu_per_direction", 0.0) * _GIGA * gpus,
-        rdma=_yes_or_no(line, "rdma", untold=True),
-        nvlink_domain=int(domain.group(1)) if domain else None,
+        rdma=yes_or_no(line, "rdma", True),
+        nvlink_domain=None if domain is None else int(domain),
         gpus_per_switch=int(number(line, "gpus_per_switch", 2)),
-        peer_to_peer=_peers(line),
+        peer_to_peer=yes_or_no(line, "peer_to_peer", True),
         bridge_bytes_per_s=(positive(line, "bridge_GBps") or 0.0) * _GIGA or None,
         source="systems file",
     )
 
 
-def _peers(line: dict[str, str]) -> bool:
-    """Whether GPUs write to each other's memory; GeForce since Turing does not, untold."""
-    geforce = re.match(r"(?:NVIDIA |GeForce )*RTX ?(?:20|30|40|50)\d0", line.get("gpu", ""))
-    return _yes_or_no(line, "peer_to_peer", untold=geforce is None)
+def yes_or_no(line: dict[str, str], column: str, untold: bool) -> bool:
+    """What a cell says that may be empty."""
+    text = line.get(column, "")
+    require(text in ("yes", "no", ""), column, repr(text), "must be yes or no, or be empty")
+    return text == "yes" if text else untold
 
 
-def _yes_or_no(line: dict[str, str], column: str, untold: bool) -> bool:
-    text = line.get(column, "").lower()
-    require(text in ("yes", "no", *UNTOLD), column, repr(text), "must be yes or no, or be empty")
-    return untold if text in UNTOLD else text == "yes"
+def choice(line: dict[str, str], column: str, words: type[_Choice], untold: _Choice) -> _Choice:
+    """One of the words of a cell that may be empty.
+
+    >>> choice({"interconnect": "mesh"}, "interconnect", Fabric, Fabric.PCIE)
+    <Fabric.MESH: 'mesh'>
+    """
+    text = line.get(column, "")
+    rule = f"must be one of {', '.join(words)}, or be empty"
+    require(not text or text in [*words], column, repr(text), rule)
+    return words(text) if text else untold
 
 
 def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
@@ -217,7 +221,7 @@ def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
             dense_macs=number(line, macs),
             dense_params=number(line, "dense_params"),
             dense_layers=positive(line, "dense_layers") or stored_layers().get(line["workload"]),
-            update=row_update(line.get("optimizer", ""), RowUpdate.SGD),
+            update=choice(line, "optimizer", RowUpdate, RowUpdate.SGD),
             source="workloads file",
         )
 
@@ -259,19 +263,3 @@ def _alike(line: dict[str, str]) -> list[Table]:
     require(rows >= 1, "total_rows", line.get("total_rows"), f"{count} tables have >= 1 row each")
     each = (ids / count / features,) * features
     return [Table(rows=rows, dim=dim, ids_per_sample=each, count=count)]
-
-
-def row_update(text: str, default: RowUpdate) -> RowUpdate:
-    """The rows' optimiser, from a text.
-
-    >>> row_update("Adam, update=Global", RowUpdate.SGD), row_update("", RowUpdate.SGD)
-    (<RowUpdate.DENSE_ADAM: 'dense_adam'>, <RowUpdate.SGD: 'sgd'>)
-    """
-    text = text.lower()
-    if any(word in text for word in ("adam", "ftrl", "lamb")):  # two numbers of state each
-        return RowUpdate.DENSE_ADAM if "global" in text else RowUpdate.LAZY_ADAM
-    if re.search(r"row.?wise", text):
-        return RowUpdate.ROWWISE_ADAGRAD
-    if "adagrad" in text or "rmsprop" in text or "momentum" in text:  # one each
-        return RowUpdate.ADAGRAD
-    return RowUpdate.SGD if "sgd" in text else default

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, isnan, log, nan
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from experiments.published import calibration
 from experiments.published.gpu_rows import Measured, MeasuredFiles
 from experiments.tables import Column, drawn, table, write_csv
-from persia_sim.presets.software import FITTED, band_ln
+from persia_sim.presets.software import FITTED, band_ln, is_unknown
 from persia_sim.sharded.stages import Stages, fits, stages, step_s
 
 _SHOWN = 20  # predictions on the screen where nothing is measured
@@ -23,26 +25,46 @@ class Options(MeasuredFiles):
     """CSVs of what is to be predicted, else the project's own table of published steps; measured
     columns may be empty."""
 
+    of: Literal["gpu", "persia"] = "gpu"
+    """gpu: systems with tables on the GPUs. persia: the hybrid cluster at the points of the paper's
+    figures, by constants that are fitted to them anew."""
     known: tuple[Path, ...] = ()
     """Measured lines for the naive baseline, as known.csv; else the rows themselves."""
     left_out: bool = False
     """Predict every row by constants of a fit that did not see its software, its machine, its
-    number of nodes, any system of several nodes (some minutes)."""
+    number of nodes, any system of several nodes (some minutes); of persia each series and size."""
+    fit: bool = False
+    """Fit the constants of tables on the GPUs anew, and print what the rows say of each."""
 
     def _check(self) -> None:
-        self.check_files(needed=bool(self.rows or self.workloads or self.systems), known=self.known)
+        given = bool(self.rows or self.workloads or self.systems)
+        self.check_files(needed=given, known=self.known)
+        if self.of == "persia" and (given or self.known or self.fit):
+            raise ValueError("--of persia has points of its own, which it fits: drop --rows, --fit")
 
 
 def run(options: Options) -> None:
     """Predict every row, write the table; where rows are measured, print errors and draw them."""
-    rows, left_out = options.load(options.rows)
     # A dry run says what would be predicted.
+    if options.of == "persia":
+        _persia(options)
+        return
+    rows, left_out = options.load(options.rows)
     if options.dry_run:
         fits = ", each by fits that did not see it: some minutes more" * options.left_out
         print(f"{len(rows)} published steps are predicted{fits}; {options.duration()}")
         return
+
+    # Rows of a software that nobody knows have constants of another one.
+    unknown = Counter(row.family for row in rows if is_unknown(row.job.software))
+    for name, count in unknown.items():
+        print(f"software {name!r} ({count} rows) is unknown: constants of another, widest band")
+    measured = [row for row in rows if row.samples_per_s]
+    if options.fit:
+        _fit(measured, options.out)
+        return
     if options.left_out:
-        _left_out([row for row in rows if row.samples_per_s], options.out)
+        _left_out(measured, options.out)
         return
     known = rows
     if options.known:
@@ -53,8 +75,101 @@ def run(options: Options) -> None:
     print(report(rows, records))
     for why in left_out:
         print(f"left out: {why}")
-    figure = f"; {drawn(path)}" if any(row.samples_per_s for row in rows) else ""
+    figure = f"; {drawn(path)}" if measured else ""
     print(f"{len(records)} predictions in {path}{figure}")
+
+
+def _persia(options: Options) -> None:
+    """Fit to the points of the paper's figures, and print every error; write persia.csv."""
+    from experiments.published import persia  # late: it loads the simulator
+
+    known = persia.points()
+    if options.dry_run:
+        fits = ", again without each series" * options.left_out
+        print(f"{len(known)} points of the paper are fitted{fits}; {options.duration()}")
+        return
+    fits = persia.best_batches(known)
+    print(persia.report(fits, known))
+    best = fits[0]
+    records = [
+        {
+            "series": point.series,
+            "gpus": point.gpus,
+            "published": point.samples_per_s,
+            "ln_rate_error": round(float(error), 4),
+        }
+        for point, error in zip(known, best.errors, strict=True)
+    ]
+    print(f"{len(records)} points in {write_csv(options.out / 'persia.csv', records)}")
+    if options.left_out:
+        lines = persia.left_out(known, best.batches)
+        theirs = persia.rivals_left_out("taobao-ad")
+        write_csv(options.out / "persia_left_out.csv", lines + theirs)
+        print(persia.left_out_table(lines, theirs))
+
+
+def _fit(rows: Sequence[Measured], out: Path) -> None:
+    """Fit the constants, and print how sure each is; write constants.csv."""
+    if len(rows) < _LEAST:
+        raise ValueError(f"rows hold {len(rows)} measurements; --fit needs {_LEAST} or more")
+    fit = calibration.fit(rows)
+    records = constants(rows, fit)
+    path = write_csv(out / "constants.csv", records)
+    print(table(records, {name: f"{{{name}}}" for name in SHOWN}))
+    print(_counts(rows, fit))
+
+    # The errors beside those of the simplest guess: the nearest point of another series.
+    rates = np.array([row.samples_per_s for row in rows])
+    naive = np.log(np.array(calibration.naive_rates(rows, rows)) / rates)
+    errors = -calibration.log_errors(rows, *calibration.with_logs(fit.logs))
+    print(f"\n{'errors':34} {calibration.HEADER}   nearest other series: median, p90")
+    jobs = calibration.classes(rows)
+    middle = [[np.median(of_all[places]) for places in jobs] for of_all in (errors, naive)]
+    print(calibration.compared("on the points that were fitted to", *middle))
+    print(f"{len(records)} constants in {path}")
+
+
+def constants(rows: Sequence[Measured], fit: calibration.Fit) -> list[dict[str, object]]:
+    """One record a constant, its interval from the curvature."""
+    records = []
+    wide = fit.spread
+    known = fit.identified
+    for name, value in fit.values.items():
+        low = value * exp(-1.96 * wide[name])
+        high = value * exp(1.96 * wide[name])
+        about = FITTED[name]
+        entered = sum(calibration.touches(name, row) for row in rows)
+
+        # Beside the value what it started from, since a prior held it.
+        records.append(
+            {
+                "constant": name,
+                "value": f"{value:.4g}",
+                "low_95": f"{low:.3g}",
+                "high_95": f"{high:.3g}",
+                "start": f"{about.start:.3g}",
+                "start_width_ln": about.width,
+                "preset": f"{about.value:.4g}",
+                "spread": f"{wide[name]:.2g}",
+                "points": entered,
+                "identified": "yes" if name in known else "no",
+            }
+        )
+    return records
+
+
+SHOWN = ("constant", "value", "low_95", "high_95", "start", "preset", "points", "identified")
+"""Columns of the constants on a terminal."""
+
+
+def _counts(rows: Sequence[Measured], fit: calibration.Fit) -> str:
+    series = len({row.series for row in rows})
+    known = len(fit.identified)
+    return (
+        f"{len(FITTED)} constants ({known} identified: the data halve the width of their start), "
+        f"{len(rows)} points of {len(calibration.classes(rows))} classes in {series} series; "
+        f"cost {fit.cost:.1f} at a noise of {calibration.NOISE:.0%}"
+    )
 
 
 def _left_out(rows: Sequence[Measured], out: Path) -> None:

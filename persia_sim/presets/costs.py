@@ -38,7 +38,7 @@ BATCHES = {"v100-paper": 2048, "gcp-100t": 8192}
 tried with all other constants fitted again."""
 
 
-_FITTED = "fitted: persia-experiments fit"
+_FITTED = "fitted: persia-experiments predict-published --of persia"
 _MEASURED = (
     "one core of a Sapphire-Rapids-class Xeon, 6 GB table, rows of 512 bytes: probe, lock, relink "
     "and copy 0.28 us; probe, lock and Adagrad 0.50 us; pooling 23 ns; memcpy about 11 GB/s"

@@ -1,15 +1,15 @@
 """Training systems that keep tables on the GPUs, what kernels and links reach of their rates, and
 how far a prediction made of these is off.
 
-`FITTED` holds every fitted constant: what `persia-experiments fit --of gpu` found, how sure it is,
-and where it started. A system that nobody measured takes those of its kind.
+`FITTED` holds every fitted constant: what `persia-experiments predict-published --fit` found, how
+sure it is, and where it started. A system that nobody measured takes those of its kind.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import exp, log, sqrt
 from typing import Any
 
@@ -258,6 +258,18 @@ _ALL = (
 
 SOFTWARE = {software.name: software for software in _ALL}
 """By name."""
+_STAND_IN = "torch"
+
+
+def unknown_software(name: str) -> Software:
+    """A system of which a name alone is known: constants of eager PyTorch, the widest band."""
+    source = f"nothing is known of {name}: constants of {_STAND_IN}"
+    return replace(SOFTWARE[_STAND_IN], name=name, unmeasured=_STAND_IN, source=source)
+
+
+def is_unknown(software: Software) -> bool:
+    """Whether it is an `unknown_software`."""
+    return software.name not in SOFTWARE and software.unmeasured == _STAND_IN
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +350,8 @@ def strange(
     ranker = job.ranker
     system = job.system
     measured = seen.get(soft.name)
+    if is_unknown(soft):
+        return {each.name: f"nothing is known of {soft.name}" for each in fields(Band)[1:]}
     unmeasured = {}
     copies = soft.strategy is Strategy.DATA_PARALLEL and system.gpus > 1
 

@@ -51,7 +51,6 @@ REFUSED = {
     "predict-published": [
         f"{name} /no/such.csv" for name in ("rows", "workloads", "systems", "tables", "known")
     ],
-    "fit": [f"{name} /" for name in ("rows", "workloads", "systems", "tables")],
     "paper": ["only abc", "size abc"],
     "bench-engines": ["window-steps 8", "windows", "rows 25", "what", "latency-s 0", "ranks",
                       "around-s 0", "executor abc"],

@@ -24,7 +24,6 @@ from experiments.published.calibration import (
     scaling_ratios,
     score,
     seen_of,
-    series_of,
     touches,
     with_logs,
 )
@@ -92,7 +91,7 @@ def test_what_is_left_out_is_predicted_by_the_others(rows):
     measured = planted(rows[:1], START)
     odd = replace(measured[-1], series="odd", samples_per_s=3.0 * measured[-1].samples_per_s)
     together = [*measured[:3], odd]
-    by_series = held_out(together, fit(together), series_of)
+    by_series = held_out(together, fit(together), lambda row: row.series)
     (held,) = (each for each in by_series if each.row is odd)
     assert held.error == pytest.approx(-log(3.0), abs=0.1)  # nothing of it leaked
     # A GPU of the nearest of the others did so many samples.
