@@ -1,6 +1,7 @@
 """Engines beside each other and beside their bounds, in interleaved windows of all candidates:
 
 - latency: every mode with injected latency beside law 15;
+- wire: every mode over a slow wire beside law 15, with one lookup in flight and with ten;
 - transport: rows in server processes beside rows in the process of the ranks;
 - lookups: what a lookup over a link takes beyond one in this process, beside its bytes;
 - scaling: whole runs with ranks and servers as threads or as processes, each a start of its own.
@@ -30,6 +31,7 @@ from experiments.benching.windows import (
     summarize,
     verdict,
 )
+from experiments.benching.wire import WireBesideLaw
 from experiments.options import MOST, Count, OneOf, Some, hold
 from experiments.tables import aligned, write_csv
 from persia_sim.base.schema import Within
@@ -56,6 +58,15 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "ranks": (1,),
         "latency_s": (0.01, 0.02),
         "windows": (1, 4, 16),
+    },
+    "wire": {
+        "rounds": 2,
+        "window_steps": 60,
+        "batch": 256,
+        "dim": 8,
+        "hidden": (256, 128),
+        "round_trip_s": (0.03,),
+        "lookups_in_flight": (1, 10),
     },
     "transport": {
         "rounds": 8,
@@ -112,7 +123,7 @@ class Options(Bench):
     """Candidates in turn, round after round; what is not given is each question's own."""
 
     what: Some[Annotated[str, OneOf(DEFAULTS)]] = ("latency", "transport")
-    """latency, transport, lookups, scaling (half an hour), memory (an hour)."""
+    """latency, wire (5 minutes), transport, lookups, scaling (half an hour), memory (an hour)."""
     rounds: Count | None = None
     """Interleaved rounds of all candidates."""
     window_steps: Annotated[int, Within(3, MOST)] | None = None
@@ -134,6 +145,10 @@ class Options(Bench):
     """Embedding servers (shards, where they are in the ranks' process); several for scaling."""
     latency_s: Some[Annotated[float, Within(0.0, 10.0)]] | None = None
     """Seconds that each lookup and each push takes longer, as in a network."""
+    round_trip_s: Some[Annotated[float, Within(1e-3, 10.0)]] | None = None
+    """Seconds that an answer comes later over the wire. Example: 0.01 0.03."""
+    lookups_in_flight: Some[Annotated[int, Within(1, 1024)]] | None = None
+    """Lookups of a rank that are on the wire at once."""
     windows: Some[Annotated[int, Within(1, 1024)]] | None = None
     """Bounds tau of hybrid and raw_hybrid and steps ahead of lookahead, for latency; for memory,
     the bound of hybrid."""
@@ -405,6 +420,7 @@ class Scaling:
 
 QUESTIONS: dict[str, Callable[[Options], Any]] = {
     "latency": LatencyBesideLaw,
+    "wire": WireBesideLaw,
     "transport": Transport,
     "lookups": Lookups,
     "scaling": Scaling,

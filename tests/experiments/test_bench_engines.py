@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from experiments.benching.questions import (
 )
 from experiments.benching.wide import FIELDS
 from experiments.benching.windows import Ratio
+from experiments.benching.wire import wire_cases
 from persia_sim.base.vocabulary import Mode
 from tests.experiments.raw_runs import read_csv
 from tests.experiments.test_benching import Quiet, printed
@@ -69,6 +71,22 @@ def test_every_case_with_latency_has_its_own_mode_without_latency_as_c():
     compute, measured = place + 1, place + 1 + 9
     law = max(compute, (2 * 10 + compute) / 5)
     assert ahead[2:] == [f"{x:.2f}" for x in (compute, measured, law, measured / law)]
+
+
+@pytest.mark.parametrize(
+    ("name", "lookups", "step_ms"),
+    [
+        ("sync", 10, 33.0), ("lookahead reread, ahead 4", 10, 33.0),
+        ("hybrid, tau 4", 1, 33.0), ("hybrid, tau 4", 10, 6.6), ("hybrid, tau 16", 10, 3.3),
+        ("hybrid, tau 16", 4, 8.25), ("hybrid, no tau", 10, 3.3),
+        ("hybrid, 16 permits", 10, 3.9375), ("lookahead forwarded, ahead 16", 100, 3.0),
+    ],
+)  # fmt: skip
+def test_law_15_over_a_wire_by_hand(name, lookups, step_ms):
+    """A round trip of 30 ms; a push is not waited for, but by a permit."""
+    (case,) = [c for c in wire_cases((0.03,), (lookups,)) if c.name == name]
+    case = replace(case, lookups_in_flight=lookups)
+    assert 1e3 * case.predicted_s(0.003) == pytest.approx(step_ms)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from experiments.benching.slow_wire import Wire, slow_wire
 from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
@@ -21,7 +22,6 @@ from runtime.engines import row_processes
 from runtime.engines.row_processes import RowProcesses
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.rank.stages import RankStages
-from tests.runtime.engines.slow_wire import Wire, slow_wire
 from tests.runtime.worlds import ArraySource, config, host_of_servers, run
 
 

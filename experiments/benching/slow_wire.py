@@ -1,10 +1,10 @@
-"""A wire for tests: a proxy in a process of its own, through which TCP connections are late.
+"""A slow wire: a proxy in a process of its own, through which TCP connections are late.
 
 What comes in at one end goes out at the other ``delay_s`` later, in order, behind what came before
 it at the wire's rate, which all connections of a direction share. So a round trip takes twice the
-delay, and nothing of it is in the process under test. `delaynet` does the same to packets, as root.
+delay, and nothing of it is in the process under test.
 
-    python -m tests.runtime.engines.slow_wire DELAY_S [BYTES_PER_S]
+    python -m experiments.benching.slow_wire DELAY_S [BYTES_PER_S]
 
 For each HOST:PORT on a line of its standard input it prints the port at which that is reached late.
 It ends with its standard input.
@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 23
 
 
 class Wire:
-    """The test's end of it."""
+    """The end of it that others use."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
