@@ -23,12 +23,10 @@ from persia_sim.bounds.transfers import (
     Transfers,
     messages,
     pairs,
-    uplink_bytes,
 )
 from persia_sim.cluster.allreduce import sync_delay
 from persia_sim.cluster.cluster import Role
 from persia_sim.cluster.demand import Demand, Fetch, demand
-from persia_sim.cluster.placement import placement
 from persia_sim.cluster.scenario import DenseHome, Scenario
 
 
@@ -142,7 +140,7 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
 def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
     """Seconds a step that each cycle of constraints asks for; the largest is the step time.
 
-    With racks or several kinds of host a bound: of each rank by the worker that serves it best.
+    With several kinds of host a bound: of each rank by the worker that serves it best.
     Where ranks share a step the slowest counts, where they do not their rates add up.
     """
     counts = []
@@ -261,14 +259,6 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     if home is DenseHome.ONE:
         seconds["dense server's NIC"] = ranks * out[DENSE] / cluster.nic_rates(servers)[0]
 
-    # Uplinks between racks.
-    uplinks = placement(cluster).uplinks
-    carried = uplink_bytes(scenario, need) if uplinks else {}
-    for name, each in carried.items():  # of ranks that wait for nobody some may cross none
-        of_rack, way = name.removeprefix("uplink ").split()
-        sent_bytes = float(ranks * each.min() if free else each.sum())
-        step_s = sent_bytes / scenario.steps / uplinks[int(of_rack)]
-        seconds[f"uplinks, {way}"] = max(seconds.get(f"uplinks, {way}", 0.0), step_s)
     if scenario.infinite_cpus:
         return seconds
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
 
 import numpy as np
 
 from persia_sim.cluster.demand import Demand
-from persia_sim.cluster.placement import ServerGroup, Wiring, placement, server_groups, workers_of
+from persia_sim.cluster.placement import ServerGroup, Wiring, workers_of
 from persia_sim.cluster.scenario import DenseHome, Scenario
 from persia_sim.network.flows import transfer_s
 
@@ -47,12 +46,12 @@ class Transfers:
         return self._alone_s(self._need.input_bytes, [self._rank + 1])
 
     def fan_s(self, size_bytes: float, group: ServerGroup) -> float:
-        """Worker to a rack's servers or back: their share of so many bytes for all servers."""
+        """Worker to a group of servers or back: their share of so many bytes for all servers."""
         nic = self._wiring.of_group[self.groups.index(group)]
         return self._between_s(size_bytes * group.share, self._worker, nic, group.streams)
 
     def worker_s(self, size_bytes: float, other: Transfers | None = None) -> float:
-        """Worker to the worker of others; by default to one of its kind inside the rack."""
+        """Worker to the worker of others; by default to one of its kind."""
         return self._between_s(size_bytes, self._worker, (other or self)._worker)
 
     def dense_s(self) -> float:
@@ -76,31 +75,18 @@ class Transfers:
         return self._between_s(size_bytes, self._worker, self._rank)
 
 
-def serving_racks(scenario: Scenario) -> np.ndarray:
-    """The rack of the embedding worker of each batch, int [ranks, steps]."""
-    places = placement(scenario.cluster)
-    ranks = range(scenario.cluster.ranks)
-    if not places.uplinks:
-        return np.zeros((len(ranks), scenario.steps), int)
-    of_worker = places.of_worker
-    racks: np.ndarray = of_worker[np.array([workers_of(scenario, r) for r in ranks])]
-    return racks
-
-
 def alike(scenario: Scenario) -> tuple[list[int], list[int]]:
-    """For every rank, and for every worker, the first one that has its kind of host and rack."""
-    places = placement(scenario.cluster)
+    """For every rank, and for every worker, the first one that has its kind of host."""
     cluster = scenario.cluster
     first_alike = []
-    for role, racks in (
-        (cluster.nn, places.of_rank),
-        (cluster.embedding_workers, places.of_worker),
+    for role, processes in (
+        (cluster.nn, cluster.ranks),
+        (cluster.embedding_workers, cluster.embedding_workers.processes),
     ):
         counts = [kind.hosts * kind.processes_per_host for kind in role.kinds]
-        kinds = np.repeat(np.arange(len(counts)), counts).tolist()
-        first: dict[tuple[int, int], int] = {}
-        of_each = zip(kinds, racks.tolist(), strict=False)
-        first_alike.append([first.setdefault(key, number) for number, key in enumerate(of_each)])
+        kinds = np.repeat(np.arange(len(counts)), counts)[:processes].tolist()
+        first: dict[int, int] = {}
+        first_alike.append([first.setdefault(kind, number) for number, kind in enumerate(kinds)])
     return first_alike[0], first_alike[1]
 
 
@@ -161,42 +147,3 @@ def messages(scenario: Scenario, need: Demand) -> list[Message]:
     if home is not None:
         sent += [(home, GPUS, need.dense_bytes), (GPUS, home, need.dense_bytes)]
     return sent
-
-
-def uplink_bytes(scenario: Scenario, need: Demand) -> dict[str, np.ndarray]:
-    """Bytes of each rank, float64 [ranks], in each direction of each uplink over the whole run, by
-    the engine's names of links. Those of an all-reduce count as the first rank's.
-
-    Without the rounds of async_averaging, whose number the run decides, and without pushes that a
-    crash has lost.
-    """
-    # Who stands in which rack.
-    places = placement(scenario.cluster)
-    worker = serving_racks(scenario)
-    racks = len(places.uplinks)
-    sent = np.zeros((len(worker), racks, racks))  # of a rank, from a rack to a rack
-    rank = np.arange(len(worker))[:, None]
-    groups = server_groups(scenario.cluster, places, need.server_shares)
-    # Racks of a role for each batch, int [ranks, steps], and the share of the bytes that is there.
-    where: dict[str, list[tuple[np.ndarray, float]]] = {
-        WORKERS: [(worker, 1.0)],
-        GPUS: [(np.broadcast_to(places.of_rank[:, None], worker.shape), 1.0)],
-        SERVERS: [(np.full(worker.shape, group.rack), group.share) for group in groups],
-        DENSE: [(np.full(worker.shape, places.server_hosts[0]), 1.0)],
-    }
-
-    # Every message of a batch, from rack to rack; a rack's own traffic leaves no uplink.
-    for sender, receiver, size in messages(scenario, need):
-        for (here, one), (there, other) in product(where.get(sender, ()), where[receiver]):
-            if sender == receiver:  # gradients go to the worker of the next batch
-                there = np.roll(here, -1, axis=1)
-            np.add.at(sent, (rank, here, there), size * one * other)
-
-    # An all-reduce is a ring over the GPU hosts.
-    if scenario.dense_on_nics:
-        following = np.roll(places.gpu_hosts, -1)
-        passed = scenario.steps * sum(bucket.nic_bytes for bucket in need.buckets)
-        np.add.at(sent[0], (places.gpu_hosts, following), passed)
-    sent[:, range(racks), range(racks)] = 0.0
-    ways = ("out", sent.sum(2)), ("in", sent.sum(1))
-    return {f"uplink {k} {way}": size[:, k] for way, size in ways for k in range(racks)}

@@ -18,7 +18,7 @@ from persia_sim.base.command_line import texts_of
 from persia_sim.base.files import atomic_write
 
 if TYPE_CHECKING:
-    from persia_sim.cluster.cluster import Cluster, Rack
+    from persia_sim.cluster.cluster import Cluster
 
 _WIDTH = 96
 _YOURS = "an example: write where your figures come from"
@@ -59,8 +59,6 @@ def write_examples(folder: Path) -> list[Path]:
         '# host = "p5.48xlarge" in a role names a machine, in place of the table [nn.host].\n'
         + table(cluster)
         + _FURTHER_KIND
-        + "\n# Two racks, oversubscribed 4:1; to have them, remove the first `#` of each line.\n"
-        + off("".join(f"[[racks]]\n{table(rack)}" for rack in two_racks(cluster)))
         + "\n# What each stage costs is the catalogue's, measured or fitted on others' machines.\n"
         "# To say what it costs on yours, remove the first `#` of a line and of its table's name;\n"
         "# or measure it: `persia-runtime profile` writes what `--profile` reads.\n"
@@ -97,25 +95,6 @@ def write_examples(folder: Path) -> list[Path]:
                 place.rmdir()
         raise
     return paths
-
-
-def two_racks(cluster: Cluster) -> list[Rack]:
-    """Half of the hosts each, and uplinks with a quarter of what their NICs have together."""
-    from persia_sim.cluster.cluster import Rack
-
-    roles = cluster.nn, cluster.embedding_workers, cluster.servers
-    together = sum(role.hosts // 2 * role.host.nic_bytes_per_s for role in roles)
-    return [
-        Rack(
-            name=name,
-            gpu_hosts=roles[0].hosts // 2,
-            worker_hosts=roles[1].hosts // 2,
-            server_hosts=roles[2].hosts // 2,
-            uplink_bytes_per_s=round(together / 4),
-            source="an example",
-        )
-        for name in ("rack-1", "rack-2")
-    ]
 
 
 def yours(cluster: Cluster) -> Cluster:

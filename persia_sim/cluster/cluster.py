@@ -1,61 +1,20 @@
-"""What a cluster is made of: machines in roles, the link between them, racks.
+"""What a cluster is made of: machines in roles, and the link between them.
 
 Plain descriptions in SI units; every record says in ``source`` where its constants come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Annotated, Any, Self, TypeVar
 
 import numpy as np
 
-from persia_sim.base.rules import COUNT, RATE, Usual, counted, require, require_within
+from persia_sim.base.rules import COUNT, RATE, Usual, require, require_within
 from persia_sim.base.schema import require_possible
 from persia_sim.cluster.machine import Gpu, Host, System
-
-_ROLES = {"gpu_hosts": "GPU host", "worker_hosts": "worker host", "server_hosts": "server host"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rack:
-    """Hosts behind one switch. What they send each other meets their NICs only; what they send to
-    or get from hosts of other racks shares the uplink, too. Behind the uplinks nothing binds."""
-
-    name: str
-    """Any name."""
-    gpu_hosts: int = 0
-    """GPU hosts in it, >= 0. Hosts of a role are dealt to the racks in order: the first rack has
-    the first ones (and so the first ranks)."""
-    worker_hosts: int = 0
-    """Hosts of embedding workers in it, >= 0."""
-    server_hosts: int = 0
-    """Hosts of embedding servers in it, >= 0. A dense server of its own (`dense_home = "one"`)
-    stands beside the first of all."""
-    uplink_bytes_per_s: Annotated[float, Usual.NIC]
-    """Nominal rate of the uplink, each way, > 0; inf never binds. A rack whose NICs together have
-    four times this rate is oversubscribed 4:1."""
-    source: str
-    """Where these figures come from."""
-
-    def __post_init__(self) -> None:
-        of = f" of rack {self.name}"
-        hosts = (0, COUNT[1])
-        require_possible(self, of)
-        require_within(self, of, gpu_hosts=hosts, worker_hosts=hosts, server_hosts=hosts)
-
-
-def check_racks(racks: Sequence[Rack], gpu: int, worker: int, server: int) -> None:
-    """Every host of a cluster has its rack; raises ValueError naming the role that has not."""
-    for field, count in zip(_ROLES, (gpu, worker, server), strict=True):
-        placed = sum(getattr(r, field) for r in racks)
-        name = f"{field} of all racks together"
-        rule = f"the cluster has {counted(count, _ROLES[field])}"
-        remedy = f"say the {field} of every rack anew, or give no racks"
-        require(placed == count, name, placed, rule, remedy)
-
 
 T = TypeVar("T")
 
@@ -213,17 +172,10 @@ class Cluster:
     """Data loader processes, >= 1; they run beside the other roles, on no hosts of their own."""
     link: Link
     """The network between any two hosts."""
-    racks: tuple[Rack, ...] = ()
-    """Where the hosts are; none: all behind one switch. Loaders have no place, and an all-reduce
-    only where it is on the NICs (`dense_on_nics`): else they cross no uplink."""
     source: str
     """Where the counts come from."""
 
     def __post_init__(self) -> None:
-        roles = self.nn, self.embedding_workers, self.servers
-        if self.racks:
-            check_racks(self.racks, *(role.all_hosts for role in roles))
-
         # Every rank has a GPU.
         for kind in self.nn.kinds:
             _ = kind.host.chip

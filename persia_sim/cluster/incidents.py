@@ -19,7 +19,6 @@ class Purpose(IntEnum):
     GPU = 1
     SERVER_LOOKUP = 2
     SERVER_UPDATE = 3
-    WORKER_CHOICE = 4
     FAULT = 5
     ROWS = 6
 

@@ -39,17 +39,6 @@ class Discipline(StrEnum):
     """Every message has the NICs to itself: no contention (what the closed forms assume)."""
 
 
-class WorkerChoice(StrEnum):
-    """Which embedding worker serves a batch."""
-
-    SPREAD = "spread"
-    """Global batch number modulo workers: no two batches of one step meet if there are enough."""
-    PER_LOADER = "per_loader"
-    """Each loader counts for itself from zero, as the original does: loaders in step collide."""
-    RANDOM = "random"
-    """Uniformly at random."""
-
-
 class DenseHome(StrEnum):
     """Where async keeps the dense weights that its ranks pull and push."""
 
@@ -153,8 +142,6 @@ class Knobs:
     copies are on NICs unless `dense_home` is apart."""
     dense_home: DenseHome | None = None
     """Where the dense weights are. Async only; None means on the embedding servers there."""
-    worker_choice: WorkerChoice = WorkerChoice.SPREAD
-    """Which embedding worker serves a batch."""
     trace_shards: bool = False
     """A trace has one row for each server process, at the instant at which that server's own queue
     served it, and a replay needs that number of shards; otherwise all servers count as one that is
@@ -237,15 +224,6 @@ class Scenario(Knobs):
         if self.merge_pushes is not None and not mode.may_merge:
             why = "always merges" if mode.has_barrier else "has no step to merge over"
             require(False, "merge_pushes", self.merge_pushes, f"{mode} {why}", "drop it")
-        require(
-            self.discipline is not Discipline.FIFO or len(self.cluster.racks) < 2,
-            "discipline",
-            str(self.discipline),
-            f"{self.cluster.name} has racks, and fifo serves a link in order of sending: at an "
-            "uplink messages would wait for others that have not left their own NIC yet",
-            "choose fluid, or describe the cluster without racks",
-        )
-
         # Disturbances hit processes that exist.
         counts = {
             Target.RANK: self.cluster.ranks,

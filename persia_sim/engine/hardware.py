@@ -247,7 +247,7 @@ class Platform:
             None if scenario.infinite_cpus else cores,
             len(shares),
             memory[hosts[0] : hosts[-1] + 1],
-            # None of a batch's rows may be in this rack: then nothing is charged to it.
+            # None of a batch's rows may be there: then nothing is charged to them.
             shares / (shares.sum() or 1.0) if len(shares) < role.all_hosts else shares,
             hosts - hosts[0],
         )

@@ -188,7 +188,7 @@ def fan_out(
     is lost or slow at the servers is known only when it has arrived. The busiest server of a
     batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None: nobody
     waits for an answer; 0 is an answer without rows."""
-    # The servers of a rack are asked as one group; `left` groups have not answered yet.
+    # Servers are asked as one group; `left` groups have not answered yet.
     env = platform.env
     nic = platform.of_worker[worker]
     groups = platform.fan

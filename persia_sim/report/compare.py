@@ -187,7 +187,7 @@ def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Dem
 
 def _on(scenario: Scenario, gpus: int) -> Scenario:
     """The scenario on so many of its GPUs, each with the batch that it has."""
-    return replace(scenario, cluster=replace(scenario.cluster, racks=()).resized(gpus))
+    return replace(scenario, cluster=scenario.cluster.resized(gpus))
 
 
 def _nothing(record: Any, *but: str) -> Any:

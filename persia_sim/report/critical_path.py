@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from persia_sim.base.vocabulary import Mode
-from persia_sim.bounds.transfers import Transfers, serving_racks
+from persia_sim.bounds.transfers import Transfers
 from persia_sim.cluster.demand import ALL_REDUCE, GPU, LOADERS, SERVERS, WORKERS
 from persia_sim.cluster.incidents import Crash, Target
-from persia_sim.cluster.placement import placement, workers_of
+from persia_sim.cluster.placement import workers_of
 from persia_sim.cluster.scenario import DenseHome, Discipline, Queues
 from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.simulate import Run
@@ -32,19 +32,14 @@ Piece = tuple[str, float]
 class Resources:
     """Cuts the time between two marks at the legs of the batch.
 
-    A resource is blamed with the queue before it. A message crosses two NICs, and between racks
-    their uplinks; the one that carries more for its rate is blamed for it.
+    A resource is blamed with the queue before it. A message crosses two NICs; the one that carries
+    more for its rate is blamed for it.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._latency_s = run.scenario.cluster.link.latency_s
         self._load = self._loads()
-        places = placement(run.scenario.cluster)
-        self._of_rank = places.of_rank.tolist()
-        self._of_worker = serving_racks(run.scenario)
-        self._of_servers = set(places.server_hosts.tolist())
-        self._first_server = int(places.server_hosts[0])
 
     def between(self, step: Step) -> Iterator[Piece]:
         """The pieces of a step of the path; what lies in the time without a crashed process is the
@@ -68,9 +63,6 @@ class Resources:
         (mark, r, s) = step.node
         since_s = step.since_s
         end_s = step.until_s
-        worker = int(self._of_worker[r, s])
-        to_servers = self._of_servers != {worker}
-        to_rank = worker != self._of_rank[r]
         run = self._run
         need = self._run.need
         legs = run.legs[:, r, s].tolist()
@@ -90,21 +82,20 @@ class Resources:
 
         # ... the lookup, once or twice, ...
         elif mark is Mark.READ:
-            yield from self._to_servers(since_s, legs[Leg.ASKED : Leg.READ], end_s, to_servers)
+            yield from self._to_servers(since_s, legs[Leg.ASKED : Leg.READ], end_s)
         elif mark is Mark.ROWS:
-            legs = legs[Leg.ANSWERED : Leg.ROWS]
-            yield from self._to_rank(since_s, legs, end_s, to_servers, to_rank)
+            yield from self._to_rank(since_s, legs[Leg.ANSWERED : Leg.ROWS], end_s)
         elif mark is Mark.REFRESHED and run.scenario.mode is Mode.LOOKAHEAD:
             if need.forward is None:
-                yield from self._second_look(since_s, legs, end_s, to_servers, to_rank)
+                yield from self._second_look(since_s, legs, end_s)
             else:
-                yield from self._forwarded(since_s, legs, end_s, to_rank)
+                yield from self._forwarded(since_s, legs, end_s)
 
         # ... copies of dense weights, gradients handed on, ...
         elif mark is Mark.START and run.scenario.home is not None:
-            yield from self._dense(since_s, legs[Leg.DENSE_SERVED], end_s, self._of_rank[r])
+            yield from self._dense(since_s, legs[Leg.DENSE_SERVED], end_s)
         elif mark is Leg.DENSE_APPLIED:
-            home, nic = self._home("in", self._of_rank[r])
+            home, nic = self._home("in")
             yield LATENCY, self._latency_s
             yield nic, legs[Leg.DENSE_SENT] - since_s - self._latency_s
             yield home, end_s - legs[Leg.DENSE_SENT]
@@ -126,7 +117,7 @@ class Resources:
 
         # ... and the push with what follows it.
         elif mark is Mark.APPLIED:
-            yield from self._push(since_s, legs, end_s, to_servers, to_rank)
+            yield from self._push(since_s, legs, end_s)
         elif mark in (Mark.ON_GPU, Mark.COPIED_OUT):
             yield COPIES, took_s
         elif mark is Mark.RETURNED:
@@ -134,28 +125,22 @@ class Resources:
         else:
             yield "queues", took_s
 
-    def _to_servers(
-        self, since_s: float, legs: list[float], end_s: float, apart: bool
-    ) -> Iterator[Piece]:
+    def _to_servers(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
         asked_s, arrived_s = legs
         yield LATENCY, 2 * self._latency_s
         yield WORKERS, asked_s - since_s - 2 * self._latency_s
-        yield self._nic("worker host", "server host", "in", apart), arrived_s - asked_s
+        yield self._nic("worker host", "server host", "in"), arrived_s - asked_s
         yield SERVERS, end_s - arrived_s
 
-    def _to_rank(
-        self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
-    ) -> Iterator[Piece]:
+    def _to_rank(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
         answered_s, pooled_s = legs
         yield LATENCY, 2 * self._latency_s
-        nic = self._nic("worker host", "server host", "out", to_servers)
+        nic = self._nic("worker host", "server host", "out")
         yield nic, answered_s - since_s - self._latency_s
         yield WORKERS, pooled_s - answered_s - self._latency_s
-        yield self._nic("worker host", "GPU host", "in", to_rank), end_s - pooled_s
+        yield self._nic("worker host", "GPU host", "in"), end_s - pooled_s
 
-    def _forwarded(
-        self, since_s: float, legs: list[float], end_s: float, to_rank: bool
-    ) -> Iterator[Piece]:
+    def _forwarded(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
         """The pieces from the push of the last gradient, or from the batch itself, to rows brought
         up to date at the worker and copied."""
         begun_s = legs[Leg.ASKED_AGAIN]
@@ -164,7 +149,7 @@ class Resources:
             yield from self._to_workers(since_s, begun_s)
         yield LATENCY, self._latency_s
         yield WORKERS, pooled_s - begun_s - self._latency_s
-        nic = self._nic("worker host", "GPU host", "in", to_rank)
+        nic = self._nic("worker host", "GPU host", "in")
         yield nic, legs[Leg.ROWS_AGAIN] - pooled_s
         yield COPIES, end_s - legs[Leg.ROWS_AGAIN]
 
@@ -175,41 +160,36 @@ class Resources:
         yield WORKERS, scatter_s
         yield "worker NICs", end_s - since_s - scatter_s - 2 * self._latency_s
 
-    def _second_look(
-        self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
-    ) -> Iterator[Piece]:
+    def _second_look(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
         first = Leg.ASKED_AGAIN
         read = legs[Leg.READ_AGAIN]
         rows = legs[Leg.ROWS_AGAIN]
-        yield from self._to_servers(since_s, legs[first : first + 2], read, to_servers)
-        yield from self._to_rank(read, legs[first + 3 : first + 5], rows, to_servers, to_rank)
+        yield from self._to_servers(since_s, legs[first : first + 2], read)
+        yield from self._to_rank(read, legs[first + 3 : first + 5], rows)
         yield COPIES, end_s - rows
 
-    def _dense(self, since_s: float, served_s: float, end_s: float, rack: int) -> Iterator[Piece]:
-        home, nic = self._home("out", rack)
+    def _dense(self, since_s: float, served_s: float, end_s: float) -> Iterator[Piece]:
+        home, nic = self._home("out")
         yield LATENCY, 2 * self._latency_s
         yield home, served_s - since_s - self._latency_s
         yield nic, end_s - served_s - self._latency_s
 
-    def _home(self, way: str, rack: int) -> tuple[str, str]:
+    def _home(self, way: str) -> tuple[str, str]:
         """What serves the dense weights, and the NIC on the way between it and a rank."""
         if self._run.scenario.home is DenseHome.SERVERS:
-            return SERVERS, self._nic("GPU host", "server host", way, self._of_servers != {rack})
-        apart = self._first_server != rack
-        return "dense server", self._nic("GPU host", "dense server", way, apart)
+            return SERVERS, self._nic("GPU host", "server host", way)
+        return "dense server", self._nic("GPU host", "dense server", way)
 
-    def _push(
-        self, since_s: float, legs: list[float], end_s: float, to_servers: bool, to_rank: bool
-    ) -> Iterator[Piece]:
+    def _push(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
         at_worker_s, scattered_s, arrived_s = legs[Leg.AT_WORKER : Leg.AT_SERVERS + 1]
         if arrived_s != arrived_s:  # a crashed worker lost it
             yield STANDSTILL, end_s - since_s
             return
         yield LATENCY, 2 * self._latency_s
-        nic = self._nic("worker host", "GPU host", "out", to_rank)
+        nic = self._nic("worker host", "GPU host", "out")
         yield nic, at_worker_s - since_s - self._latency_s
         yield WORKERS, scattered_s - at_worker_s - self._latency_s
-        nic = self._nic("worker host", "server host", "in", to_servers)
+        nic = self._nic("worker host", "server host", "in")
         yield nic, arrived_s - scattered_s
         yield SERVERS, end_s - arrived_s
 
@@ -225,13 +205,10 @@ class Resources:
             loads[key] = max(loads.get(key, 0.0), load)
         return loads
 
-    def _nic(self, one: str, other: str, way: str, apart: bool) -> str:
-        """The name of the busier of two roles' NICs, of which the second uses this direction; or of
-        the uplinks, where some of the bytes go to another rack."""
+    def _nic(self, one: str, other: str, way: str) -> str:
+        """The name of the busier of two roles' NICs, of which the second uses this direction."""
         back = "out" if way == "in" else "in"
         met = [(one, back), (other, way)]
-        if apart:
-            met += [("uplink", "out"), ("uplink", "in")]
         return _NICS[max(met, key=lambda nic: self._load.get(nic, 0.0))[0]]
 
 
@@ -240,7 +217,6 @@ _NICS = {
     "worker host": "worker NICs",
     "server host": "server NICs",
     "dense server": "dense server's NIC",
-    "uplink": "uplinks",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from persia_sim.cluster.memory import fill_s
 from persia_sim.report.measure import Estimate
-from persia_sim.report.report import Report, borrowed, crossing_share, remedy, sent_bytes
+from persia_sim.report.report import Report, borrowed, remedy, sent_bytes
 
 
 def figures(
@@ -59,7 +59,6 @@ def figures(
         "staleness": None if result.staleness is None else asdict(result.staleness),
         "most_batches_in_flight": run.max_in_flight,
         "sent_bytes_per_step": sent_bytes(run) / scenario.steps,
-        "share_between_racks": crossing_share(run) if scenario.cluster.racks else None,
         "losses": asdict(run.losses),
         "borrowed": borrowed(result),
         "extrapolated": list(run.need.extrapolated),

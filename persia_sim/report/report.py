@@ -7,12 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from persia_sim.bounds.closed_form import Answer
-from persia_sim.bounds.transfers import uplink_bytes
 from persia_sim.cluster.demand import GPU, SERVERS, WORKERS
 from persia_sim.cluster.incidents import Target, slow_downs
 from persia_sim.cluster.memory import Capacity
 from persia_sim.cluster.placement import workers_of
-from persia_sim.cluster.scenario import WorkerChoice
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run
 from persia_sim.report.critical_path import blame_of_resources, critical_path
@@ -63,7 +61,7 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
     paces = _paces(run, 1 / took_s)
 
     # NICs: the busiest of a role, at the pace of the ranks that it serves.
-    for role in ("GPU host", "worker host", "server host", "dense server", "uplink"):
+    for role in ("GPU host", "worker host", "server host", "dense server"):
         for way in ("out", "in"):
             shares = [
                 sent / run.link_capacity[name] / scenario.steps * paces.get(name, 1 / step.mean)
@@ -71,7 +69,7 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
                 if name.startswith(role) and name.endswith(way)
             ]
             if shares:
-                use[f"{role}{'' if role == 'uplink' else ' NIC'}, {way}"] = max(shares)
+                use[f"{role} NIC, {way}"] = max(shares)
     if "GPU" in use:
         use["GPU"] = float((run.computed_s[:, first:].mean(1) / took_s).mean())
 
@@ -107,8 +105,7 @@ def _paces(run: Run, rates: np.ndarray) -> dict[str, float]:
         means = np.bincount(hosts, each) / np.maximum(np.bincount(hosts), 1)
         for host, mean in enumerate(means.tolist()):
             paces |= {f"{role} {host} out": mean, f"{role} {host} in": mean}
-    crossed = uplink_bytes(scenario, run.need) if cluster.racks else {}
-    return paces | {n: float(b @ rates / b.sum()) for n, b in crossed.items() if b.any()}
+    return paces
 
 
 def _of_all(seconds: dict[str, float]) -> dict[str, float]:
@@ -150,17 +147,7 @@ def exposed(run: Run) -> dict[str, float]:
 
 def sent_bytes(run: Run) -> float:
     """Payload bytes of all messages of a run; each enters one NIC (a loader leaves none)."""
-    return sum(
-        size
-        for name, size in run.link_bytes.items()
-        if name.endswith(" in") and not name.startswith("uplink")
-    )
-
-
-def crossing_share(run: Run) -> float:
-    """The share of all bytes that crosses the racks' uplinks."""
-    between = sum(size for name, size in run.link_bytes.items() if name.startswith("uplink")) / 2
-    return between / sent_bytes(run) if between else 0.0
+    return sum(size for name, size in run.link_bytes.items() if name.endswith(" in"))
 
 
 _CLEARLY = 1.5
@@ -169,7 +156,7 @@ _CLEARLY = 1.5
 
 def remedy(result: Report) -> str:
     """What helps against what is waited for most, where its share in use does not say it: a slow
-    process is the one to replace; workers that are idle are met in turn, or a core is slow."""
+    process is the one to replace; of workers that are idle a core is slow."""
     scenario = result.run.scenario
     top = max(result.blame, key=lambda name: result.blame[name])
     target = {GPU: Target.RANK, WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(top)
@@ -185,12 +172,10 @@ def remedy(result: Report) -> str:
             advice += f" the {scenario.cluster.ranks} ranks helps"
         return f"slow: {names}: {advice}"
 
-    # Workers that are to blame and idle: batches meet at few of them, or one core is slow.
+    # Workers that are to blame and idle: one core is slow.
     busy = max(result.use.get(f"worker {part}", 0.0) for part in ("cores", "memory"))
     if top != WORKERS or busy > 0.6:
         return ""
-    if scenario.worker_choice is not WorkerChoice.SPREAD and result.bound.binds == "worker cores":
-        return "batches meet at few workers while others idle: --worker-choice spread helps"
     late = scenario.mode.reads_late_rows and result.bound.binds
     wider = {"window": " or a wider window", "permits": " or more permits"}.get(late or "", "")
     return f"one core serves a batch: faster ones{wider} help, more do not"

@@ -12,7 +12,7 @@ from persia_sim.cluster.incidents import Crash
 from persia_sim.cluster.memory import binary, fill_s, lasting
 from persia_sim.engine.simulate import Run
 from persia_sim.report.measure import NARROW, Estimate, first_incident_s
-from persia_sim.report.report import Report, borrowed, crossing_share, remedy, sent_bytes
+from persia_sim.report.report import Report, borrowed, remedy, sent_bytes
 
 SIMULATED = "What is simulated?"
 FITS = "Does it fit?"
@@ -105,7 +105,6 @@ def _simulated(run: Run) -> Facts:
         ("GPUs", gpus),
         ("embedding workers", f"{cluster.embedding_workers.processes:,}"),
         ("embedding servers", f"{servers} on {counted(cluster.servers.all_hosts, 'host')}"),
-        ("racks", _racks(run)),
         ("workload", work.name),
         ("embedding tables", f"{_number(work.rows)} rows of {work.dim} numbers"),
         (
@@ -122,21 +121,6 @@ def _simulated(run: Run) -> Facts:
 def _number(value: float) -> str:
     """A number with its prefix: 31.2 G."""
     return si(value).rstrip()
-
-
-def _racks(run: Run) -> str:
-    """How many racks there are, and how fast their uplinks."""
-    if not run.scenario.cluster.racks:
-        return ""
-    count = len(run.scenario.cluster.racks)
-    return f"{count}, uplinks of {uplink_rates(run)} Gbit/s"
-
-
-def uplink_rates(run: Run) -> str:
-    """Gbit/s of the racks' uplinks, from the slowest to the fastest."""
-    rates = [rack.uplink_bytes_per_s * 8 / 1e9 for rack in run.scenario.cluster.racks]
-    low, high = (f"{rate:g}" if rate < 1e12 else "any" for rate in (min(rates), max(rates)))
-    return low if low == high else f"{low} to {high}"
 
 
 def _memory(result: Report) -> Facts:
@@ -308,11 +292,9 @@ def _details(result: Report) -> Facts:
     scenario = run.scenario
     spreads = ", ".join(f"{name} {100 * x:.0f} %" for name, x in scenario.costs.spreads.items())
     outside = ", ".join(run.need.extrapolated)
-    crosses = f"{100 * crossing_share(run):.1f} % of the bytes" if scenario.cluster.racks else ""
     return [
         ("batches in flight", f"at most {run.max_in_flight:,}"),
         ("sent in a step", si(sent_bytes(run) / scenario.steps, "B")),
-        ("sent between racks", crosses),
         *(_faults(run) if scenario.disturbances or scenario.checkpoints else []),
         ("scatter of the costs", f"{spreads} (one standard deviation)" if spreads else ""),
         ("borrowed constants", "\n".join(borrowed(result))),

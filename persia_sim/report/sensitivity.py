@@ -95,7 +95,7 @@ def choices(scenario: Scenario) -> dict[str, Change]:
     if scenario.mode.reads_late_rows and scenario.tau is not None:
         changes["tau"] = lambda s: replace(s, tau=max(1, 2 * (s.tau or 0)))
     roles = {"worker hosts": "embedding_workers", "server hosts": "servers"}
-    for name, role in roles.items() if not cluster.racks else ():
+    for name, role in roles.items():
         if not getattr(cluster, role).also:
             changes[name] = partial(scaled, path=f"cluster.{role}.hosts", factor=2)
     changes["loaders"] = lambda s: replace(
@@ -122,7 +122,7 @@ def gains(
     watch: Callable[[list[str]], Iterable[str]] = iter,
 ) -> dict[str, Estimate]:
     """Relative gain in throughput from each change alone, with its 95 % interval; by default each
-    of the `RESOURCES`, and racks' uplinks where there are racks.
+    of the `RESOURCES`.
 
     ``miss_rate`` is the share of looked-up rows that a server has to create, as in `demand`;
     ``watch`` passes the names of the changes on, and may count them for a person.
@@ -131,9 +131,7 @@ def gains(
     def run(changed: Scenario) -> Run:
         return simulate(changed, need=demand(changed, miss_rate))
 
-    if changes is None:
-        uplinks = {"uplinks": _faster("cluster.racks.uplink_bytes_per_s")}
-        changes = RESOURCES | (uplinks if scenario.cluster.racks else {})
+    changes = RESOURCES if changes is None else changes
     before = run(scenario)
     return {name: _gain(before, run(changes[name](scenario))) for name in watch(list(changes))}
 

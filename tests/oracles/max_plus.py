@@ -124,7 +124,7 @@ class _Recursion:
         return at
 
     def _each(self, s: int, took_s: Callable[[Transfers], float]) -> np.ndarray | float:
-        """How long a message of step s takes, by rank where racks or kinds tell them apart."""
+        """How long a message of step s takes, by rank where kinds of host tell them apart."""
         if len(self.by_pair) == 1:
             return took_s(self.transfers)
         known = {pair: took_s(transfers) for pair, transfers in self.by_pair.items()}

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from persia_sim import __main__ as command
 from persia_sim.cli import Options, run
-from persia_sim.cli.example import table, two_racks
+from persia_sim.cli.example import table
 from persia_sim.presets.catalogue import MACHINES, costs_of, rankers, workloads
 from persia_sim.presets.from_file import find_cluster
 from persia_sim.presets.software import SOFTWARE
@@ -135,7 +135,7 @@ def test_a_cluster_that_cannot_be_is_a_sentence_and_no_traceback(
 def example_files() -> dict[str, tuple[str, str]]:
     """Every file that `init` writes, with all that may stand in it: its text, and the command."""
     small = replace(small_cluster(4, 2, 2), name="mine")
-    cluster = table(replace(small, racks=tuple(two_racks(small))))
+    cluster = table(small)
     model = rankers()["dlrm"]
     run_small = "--steps 3 --tau 0 --row-format f32-adagrad --cluster"
     return {

@@ -25,7 +25,6 @@ from persia_sim.cluster.scenario import (
     Discipline,
     Noise,
     Queues,
-    WorkerChoice,
 )
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
@@ -401,19 +400,6 @@ def test_the_wait_for_the_busiest_server_is_in_the_lookup_and_the_push():
     ends = [simulate(base, need=n).stamps[Mark.APPLIED].max() for n in (need, without)]
     each = need.fetch.join_s + need.update_join_s
     assert ends[0] - ends[1] == pytest.approx(base.steps * each, rel=1e-6)
-
-
-def test_loaders_in_step_collide_on_one_worker():
-    base = small_scenario(Mode.ASYNC, steps=30, tau=0)
-    part = base.cluster.embedding_workers
-    slow = replace(part, host=replace(part.host, nic_bytes_per_s=2e7))
-    cluster = replace(base.cluster, embedding_workers=slow, loaders=16).with_workers(4)
-    rates = {
-        choice: throughput(simulate(replace(base, cluster=cluster, worker_choice=choice))).mean
-        for choice in WorkerChoice
-    }
-    spread = rates[WorkerChoice.SPREAD]
-    assert rates[WorkerChoice.PER_LOADER] < spread * 0.9 and rates[WorkerChoice.RANDOM] < spread
 
 
 @pytest.mark.parametrize("queue", Queues.__slots__)

@@ -14,7 +14,7 @@ from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, scenario_of
 from persia_sim.cluster.demand import Demand, demand
 from persia_sim.cluster.incidents import SlowDown, Target
-from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Queues, Scenario, WorkerChoice
+from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Queues, Scenario
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
 from persia_sim.report.critical_path import (
@@ -252,12 +252,6 @@ def test_workers_that_are_waited_for_and_idle_need_what_the_report_says(options,
     assert gains(scenario)["embedding workers' cores"].mean > 0.08
     assert (gain(scenario, **wider) > 0.3) == ("wider" in said or "permits" in said)
     assert gain(scenario, cluster=scenario.cluster.with_workers(20)) < 0.01
-
-
-def test_workers_at_which_batches_meet_are_to_be_spread():
-    scenario, said = hinted(cores=1, speed=0.05, worker_choice=WorkerChoice.PER_LOADER)
-    assert said == ("batches meet at few workers while others idle: --worker-choice spread helps")
-    assert gain(scenario, worker_choice=WorkerChoice.SPREAD) > 2
 
 
 @pytest.mark.first_case

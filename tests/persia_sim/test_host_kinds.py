@@ -16,7 +16,7 @@ from persia_sim.cluster.allreduce import Algorithm, DenseSync
 from persia_sim.cluster.cluster import Cluster, Role
 from persia_sim.cluster.demand import demand
 from persia_sim.cluster.memory import FORMATS, capacity
-from persia_sim.cluster.scenario import DenseHome, Scenario, WorkerChoice
+from persia_sim.cluster.scenario import DenseHome, Scenario
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.from_file import read_cluster
@@ -26,7 +26,6 @@ from persia_sim.report.sensitivity import gains
 from tests.oracles.max_plus import instants
 from tests.persia_sim.hand_world import facts_of
 from tests.persia_sim.sim_configurations import small_cluster, small_scenario, uncontended
-from tests.persia_sim.test_racks import HALVES, SLOW, places, racked
 
 FACTORS = st.sampled_from([0.25, 0.5, 1.0, 2.0])
 
@@ -73,7 +72,6 @@ def of_kinds(draw: st.DrawFn) -> Scenario:
         mode,
         cluster=cluster,
         steps=draw(st.integers(2, 8)),
-        worker_choice=draw(st.sampled_from(list(WorkerChoice))),
         dense_on_nics=mode.has_barrier and draw(st.booleans()),
     )
 
@@ -85,9 +83,8 @@ def split(role: Role, hosts: int) -> Role:
 
 @pytest.mark.first_case
 @pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("racks", [False, True])
 @pytest.mark.law8
-def test_two_kinds_that_do_not_differ_are_one_in_bytes(mode, racks):
+def test_two_kinds_that_do_not_differ_are_one_in_bytes(mode):
     cluster = small_cluster(6, 4, 3)
     slow = replace(cluster.servers.host, nic_bytes_per_s=0.2e9)
     cluster = replace(cluster, servers=replace(cluster.servers, host=slow))
@@ -95,8 +92,6 @@ def test_two_kinds_that_do_not_differ_are_one_in_bytes(mode, racks):
         cluster, nn=split(cluster.nn, 1), servers=split(cluster.servers, 2),
         embedding_workers=split(cluster.embedding_workers, 3),
     )  # fmt: skip
-    if racks:
-        cluster, two = (racked(each, HALVES, [0.1e9, 0.2e9]) for each in (cluster, two))
     one_kind, two_kinds = (
         simulate(small_scenario(mode, cluster=each), trace=True) for each in (cluster, two)
     )
@@ -114,10 +109,8 @@ def test_two_kinds_that_do_not_differ_are_one_in_bytes(mode, racks):
 @settings(max_examples=60)
 @given(uncontended(), st.data())
 @pytest.mark.law8
-def test_max_plus_gives_the_bits_of_a_run_on_several_kinds_or_in_racks(scenario, data):
-    cluster = scenario.cluster
-    cluster = data.draw(mixed(cluster) | places(SLOW).map(lambda where: racked(cluster, *where)))
-    scenario = replace(scenario, cluster=cluster)
+def test_max_plus_gives_the_bits_of_a_run_on_several_kinds(scenario, data):
+    scenario = replace(scenario, cluster=data.draw(mixed(scenario.cluster)))
     assert simulate(scenario).stamps.tobytes() == instants(scenario).tobytes()
 
 

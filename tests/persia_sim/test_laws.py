@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.base.trace import ALL, Kind, Trace
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cluster.scenario import Averaging, Discipline, Noise, Queues, Scenario, WorkerChoice
+from persia_sim.cluster.scenario import Averaging, Discipline, Noise, Queues, Scenario
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.presets.costs import CATALOGUE
@@ -51,7 +51,6 @@ def contended(draw: st.DrawFn) -> Scenario:
         averaging=Averaging(period_s=0.02) if mode is Mode.ASYNC_AVERAGING else None,
         discipline=draw(st.sampled_from([Discipline.FLUID, Discipline.FIFO])),
         infinite_cpus=False,
-        worker_choice=draw(st.sampled_from(list(WorkerChoice))),
     )
 
 

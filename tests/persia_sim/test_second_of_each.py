@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from persia_sim.base.staleness import staleness_in_pushes
 from persia_sim.base.trace import Kind
 from persia_sim.base.vocabulary import Mode
-from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.demand import demand
 from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
@@ -28,7 +27,6 @@ from persia_sim.report.measure import steady_steps
 from persia_sim.report.row_staleness import staleness
 from tests.persia_sim.hand_world import hand_cluster, hand_scenario
 from tests.persia_sim.sim_configurations import small_scenario
-from tests.persia_sim.test_racks import rack
 
 MANY_S = 10_000.0
 
@@ -43,31 +41,14 @@ def away(target: Target, index: int, at_s: float, until_s: float) -> Crash:
     return Crash(target=target, index=index, at_s=at_s, detect_s=0.0, restart_s=until_s - at_s)
 
 
-UNEQUAL = (rack("one", 1, 1, 1, 1e9), rack("three", 0, 0, 3, 1e9))
-
-
-@pytest.mark.parametrize("racks", [(), UNEQUAL], ids=["no racks", "racks of 1 and 3"])
 @pytest.mark.parametrize("server", range(4))
-def test_the_server_that_crashes_is_the_one_that_serves_late(server, racks):
+def test_the_server_that_crashes_is_the_one_that_serves_late(server):
     """Each is another number of times as slow, and 3 s is what a lookup takes the first one."""
-    cluster = replace(of_several(servers=4), racks=racks)
+    cluster = of_several(servers=4)
     slow = [SlowDown(target=Target.SERVER, index=n, factor=1.0 + n) for n in range(4)]
     crash = away(Target.SERVER, server, 0.0, MANY_S)
     run = simulate(hand_scenario(steps=1, cluster=cluster, disturbances=(*slow, crash)))
     assert run.stamps[Mark.READ, 0, 0] == MANY_S + 3.0 * (1 + server)
-
-
-@pytest.mark.parametrize("mode", list(Mode))
-def test_a_rack_whose_servers_have_no_row_of_a_batch_costs_nothing(mode):
-    """By their hash the three rows of a batch are on the last three servers."""
-    racks = (rack("none", 0, 0, 1, 0.5), rack("rows", 1, 1, 3, 1e9))
-    cluster = of_several(servers=4)
-    base = hand_scenario(mode, cluster=cluster)
-    assert demand(base).server_shares == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
-    far = replace(base, cluster=replace(cluster, racks=racks))
-    found = simulate(far)
-    assert (found.stamps == simulate(base).stamps).all()
-    assert answer(far).step_s == pytest.approx(answer(base).step_s)
 
 
 @pytest.mark.parametrize("worker", range(3))
