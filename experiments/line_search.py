@@ -7,7 +7,6 @@ chosen for the line that they go back to.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +21,6 @@ from experiments.points import Line, Point, data_sha256, over_seeds
 from experiments.search import (
     BY_SEARCH,
     GIVEN,
-    NO_RATE,
     SYNCS,
     Choice,
     Grid,
@@ -210,50 +208,35 @@ def _train(jobs: int, whole: Whole, asked: Sequence[tuple[LineSearch, Rates]]) -
     return True
 
 
-def rate_lines(chosen: Sequence[Chosen]) -> list[dict[str, Any]]:
-    """The rates of each line, their validation AUC, and that AUC minus that of its reference."""
+def rate_rows(chosen: Sequence[Chosen]) -> list[dict[str, Any]]:
+    """A row for every pair of rates that was tried, with how the chosen ones came about.
+
+    ``gain``: validation AUC minus that of the same line at the reference's rates, on which the rule
+    decides; ``gap``: minus that of the reference itself at its rates.
+    """
     rows = []
     for one in chosen:
-        # Paired with the reference at its own rates.
-        search, rates = one.search, one.choice.rates
-        runs = search.runs(rates)
+        search, tried = one.search, one.search.tried()
         reference = one.reference.runs(one.of_reference)
-        gap = gap_over_seeds(runs, reference, first_task(runs[0]), search.root)
-        has_rate = one.choice.outcome != NO_RATE
-        rows.append(
-            {
-                "group": search.line.group_name,
-                "line": search.line.name,
-                "row_lr": rates.row if has_rate else math.nan,
-                "lr": rates.dense if has_rate else math.nan,
-                "rates": one.choice.outcome,
-                "seeds": gap.n,
-                "validation_auc": search.auc(rates),
-                "versus": "" if one.reference is search else one.reference.line.name,
-                **gap_columns(gap, "gap"),
-            }
-        )
-    return rows
-
-
-def tried_lines(chosen: Sequence[Chosen]) -> list[dict[str, Any]]:
-    """Every pair of rates that was tried, with its gain over the reference's rates."""
-    rows = []
-    for one in chosen:
-        tried = one.search.tried()
         for rates, auc in tried.items():
-            # Paired by seed with the same line at the rates of the reference, where it has them.
+            # Paired by seed; a line with rates of its own was not tried at the reference's.
+            runs = search.runs(rates)
+            gap = gap_over_seeds(runs, reference, first_task(runs[0]), search.root)
             base = one.of_reference if one.of_reference in tried else one.choice.rates
-            gain = one.search.gain(rates, base)
+            gain = search.gain(rates, base)
             rows.append(
                 {
-                    "group": one.search.line.group_name,
-                    "line": one.search.line.name,
+                    "group": search.line.group_name,
+                    "line": search.line.name,
                     "row_lr": rates.row,
                     "lr": rates.dense,
+                    "rates": one.choice.outcome if rates == one.choice.rates else "",
+                    "seeds": gap.n,
                     "validation_auc": auc,
                     "standard_error": error_of(gain),
                     **gap_columns(gain, "gain"),
+                    "versus": "" if one.reference is search else one.reference.line.name,
+                    **gap_columns(gap, "gap"),
                 }
             )
     return rows

@@ -21,10 +21,9 @@ from experiments.line_search import (
     Chosen,
     at_rates,
     print_plan,
-    rate_lines,
+    rate_rows,
     searched,
     searches_of,
-    tried_lines,
     write_config,
 )
 from experiments.option_values import typed_values
@@ -123,7 +122,7 @@ def table_of(
             print_plan(families, search, options.jobs)
         else:
             chosen = searched(families, search, options.jobs)
-            tables = _told_rates(chosen)
+            tables["_rates"] = _told_rates(chosen)
             by_name = {(one.search.line.group, one.search.line.name): one for one in chosen}
             choices = [by_name[line.group, line.name].choice for line in lines]
             lines = tuple(
@@ -135,7 +134,7 @@ def table_of(
                     print(f"persia-runtime train --config {write_config(line, options.out)}")
         if search.only:
             if chosen:
-                leave(options, {"": tables["_rates"], "_tried": tables["_tried"]})
+                leave(options, {"": tables["_rates"]})
             return tables.get("_rates", [])
 
     # All lines, on all training samples.
@@ -187,13 +186,13 @@ def points_of(lines: Sequence[Line], seeds: int, also: str = "") -> list[list[Po
     return points
 
 
-def _told_rates(chosen: Sequence[Chosen]) -> dict[str, Table]:
-    """Print the rates of each line; returns the tables."""
-    rates = rate_lines(chosen)
+def _told_rates(chosen: Sequence[Chosen]) -> Table:
+    """Print the rates of each line; returns every pair that was tried."""
+    rows = rate_rows(chosen)
     print("\nrates by line, judged on validation samples\n")
-    print(table(rates, RATE_COLUMNS))
+    print(table([row for row in rows if row["rates"]], RATE_COLUMNS))
     print(f"\n{RULE}")
-    return {"_rates": rates, "_tried": tried_lines(chosen)}
+    return rows
 
 
 def _told(

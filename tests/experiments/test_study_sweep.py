@@ -184,7 +184,7 @@ def searched(tmp_path_factory) -> Path:
 def test_each_line_is_trained_at_the_rates_that_its_search_chose(searched):
     """The best pair of the reference's grid on validation samples; another line leaves it for a
     clear gain only, and one with rates of its own keeps them."""
-    tried = read_csv(searched / "rates_tried.csv")
+    tried = read_csv(searched / "rates_rates.csv")
     rows = read_csv(searched / "rates.csv")
     for group in ("model.name=mlp", "model.name=dlrm"):
         of_sync = [t for t in tried if (t["group"], t["line"]) == (group, "sync")]
@@ -201,8 +201,8 @@ def test_each_line_is_trained_at_the_rates_that_its_search_chose(searched):
                 assert rates == ("0.05", "0.02")
                 continue
             expected = want[row["line"]]
-            found = next(r for r in read_csv(searched / "rates_rates.csv")
-                         if (r["group"], r["line"]) == (group, row["line"]))  # fmt: skip
+            found = next(t for t in tried if (t["group"], t["line"]) == (group, row["line"])
+                         and t["rates"])  # fmt: skip
             if found["rates"] != "no rate found":
                 assert rates == (expected["row_lr"], expected["lr"])
 
@@ -241,7 +241,7 @@ def test_the_cost_of_a_model_is_held_against_that_of_the_first(searched):
 @pytest.mark.multiproc
 def test_a_file_trains_a_line_at_its_rates_and_tests_on_the_test_part(searched):
     for row in read_csv(searched / "rates_rates.csv"):
-        if row["rates"] == "no rate found":
+        if row["rates"] in ("", "no rate found"):
             continue
         config = read_config(searched / f"{row['group'].partition('=')[2]}-{row['line']}.toml")
         assert config.sync.ranks == 2 and config.steps == 6
@@ -279,14 +279,15 @@ def test_a_dry_run_says_how_much_of_a_search_is_certain_and_trains_nothing(
 def test_the_rate_of_async_in_the_demo_is_what_the_stored_search_chose():
     study = read_study("demo_rates.toml", typed={"data.name": ["synthetic"]})
     assert study.file.search.only and study.file.search.reference == "given"
-    rates = {row["tau"]: row for row in read_csv(STORED / "tune.csv")}
+    rates = {row["line"]: row for row in read_csv(STORED / "demo_rates.csv") if row["rates"]}
     demo = {
         line.name: line
         for line in read_study("demo.toml", typed={"data.name": ["synthetic"]}).lines
     }
-    for tau, name in (("0", "async tau 0, rate of its own"), ("4", "async tau 4")):
-        assert float(rates[tau]["dense_lr"]) == demo[name].config.model.lr
-        assert float(rates[tau]["row_lr"]) == TrainConfig().rows.optimizer.lr
+    assert list(rates) == [line.name for line in study.lines]
+    for name, line in (("async tau 0", "async tau 0, rate of its own"), ("async tau 4",) * 2):
+        assert float(rates[name]["lr"]) == demo[line].config.model.lr
+        assert float(rates[name]["row_lr"]) == TrainConfig().rows.optimizer.lr
 
 
 def test_each_window_is_judged_after_training_on_all_rows_before_it(tmp_path, monkeypatch):
