@@ -5,7 +5,9 @@ again after growing pauses. What comes down is held against its digest. Nothing 
 stores know no locks: what counts there is decided by one document that is written last.
 
 A run whose folder is a URL has a working folder on this host; `store_behind` is the one way from a
-path below it to the store. Paths that have no store behind them are not touched here.
+path below it to the store. Which store that is, only a working folder in this user's own cache may
+say: anybody's run folder would else name what is asked, sent and removed. Paths that have no store
+behind them are not touched here.
 """
 
 from __future__ import annotations
@@ -199,14 +201,33 @@ def _opened(url: str) -> tuple[Any, str]:
 
 
 def store_behind(path: Path) -> Store | None:
-    """The folder of a store whose working copy this folder is, or lies in; None: it is all here."""
+    """The folder of a store whose working copy this folder is, or lies in; None: it is all here.
+
+    Raises `BrokenFileError` where a file says so that `working_folder` has not written.
+    """
     path = Path(os.path.abspath(path))
     for folder in (path, *path.parents)[:_DEPTH]:
-        if (folder / URL_FILE).is_file():
-            url = read_document(folder / URL_FILE)["url"]
+        if os.path.lexists(folder / URL_FILE):
+            url = _url_in(folder)
             below = path.relative_to(folder).as_posix()
             return Store(url if below == "." else f"{url}/{below}")
     return None
+
+
+def _url_in(folder: Path) -> str:
+    """The URL of a working folder of this user; raises `BrokenFileError` for any other folder."""
+    # Neither by a link into the cache, nor by another URL than the one that the folder is of.
+    cache = user_cache().absolute()
+    is_in_cache = folder.parents[1] in (cache, cache.resolve()) and not folder.is_symlink()
+    with suppress(OSError, ValueError):
+        document = read_document(folder / URL_FILE) if is_in_cache else None
+        url = document.get("url") if isinstance(document, dict) else None
+        if isinstance(url, str) and folder.name == _name_of(url):
+            return url
+    raise BrokenFileError(
+        f"{folder / URL_FILE} names a store, which only the working folders in {cache} may do:"
+        " nothing is read, sent or removed there; give the URL itself, or remove this file"
+    )
 
 
 def address_of(path: Path) -> str:
@@ -218,12 +239,16 @@ def address_of(path: Path) -> str:
 def working_folder(url: str, use: str) -> Path:
     """Make the folder of this host that stands for the one at the URL; ``use``: what writes there
     and what only reads have one each."""
-    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", url)[-60:].strip("-")
-    folder = user_cache() / use / f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    folder = user_cache() / use / _name_of(url)
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / URL_FILE) as file:
         file.write(json.dumps({"url": url}).encode())
     return folder
+
+
+def _name_of(url: str) -> str:
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", url)[-60:].strip("-")
+    return f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
 
 def brought(file: Path, digest: str) -> Path:

@@ -6,6 +6,7 @@ has all but the rows, which go between the store and the servers.
 
 from __future__ import annotations
 
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +17,30 @@ from runtime.object_store import URL_FILE, Store, store_behind, url_of, working_
 
 CHECKPOINTS = "checkpoints"
 STATE = "state.json"
+ROWS = "rows"
+DENSE = "dense.pt"
+TRACE = "trace.npz"
+RECORDINGS = "servers.arrays"
+TRAINED = "trained.arrays"
+SEALED = (f"{ROWS}/{MANIFEST}", DENSE, TRACE, RECORDINGS, TRAINED)
+"""The files that a state may name, by their path in its folder."""
+_ROWS_FILE = re.compile(r"[0-9a-f]{12}-shard-[0-9]{4,}\.rows")
+_UNFINISHED = re.compile(r"(\.[0-9]+\.[0-9a-f]{8})?\.tmp$")
+"""What a name ends in while its file is being written."""
+_CHECKPOINT = re.compile(r"[0-9]{15}")
+_DOCUMENT = re.compile(r"[a-z]+\.jsonl?")
+"""What a run, a checkpoint or an export writes about itself; a store is asked for no other."""
 
 
 def folder_of(run: Path, samples: int) -> Path:
     """Where the checkpoint of this cursor lies in a run's folder; they sort by name."""
     return run / CHECKPOINTS / f"{samples:015d}"
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder has the name and the place of a checkpoint, as `folder_of` gives them."""
+    named = _CHECKPOINT.fullmatch(folder.name) is not None
+    return named and folder.parent.name == CHECKPOINTS
 
 
 def run_of(checkpoint: Path) -> Path:
@@ -31,7 +51,60 @@ def run_of(checkpoint: Path) -> Path:
 
 def complete_checkpoints(run: Path) -> list[Path]:
     """The folders of a run's complete checkpoints, the newest last."""
-    return sorted(file.parent for file in (run / CHECKPOINTS).glob(f"[0-9]*/{STATE}"))
+    states = (run / CHECKPOINTS).glob(f"[0-9]*/{STATE}")
+    return sorted(file.parent for file in states if is_checkpoint(file.parent))
+
+
+def refuse_ways_out(run: Path) -> None:
+    """Raise ValueError where what is written into a run's folder, or removed there, would be in
+    another one; whoever fills the folder asks before."""
+    checkpoints = run / CHECKPOINTS
+    if checkpoints.is_symlink():
+        raise ValueError(
+            f"{checkpoints} is a link to {checkpoints.resolve()}: a run writes and removes in its"
+            " own folder alone; put the folder itself there"
+        )
+    for folder in (run, *checkpoints.glob("*")):
+        store_behind(folder)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove what a run writes into a checkpoint's folder, here and in the store behind it, and the
+    folder if nothing else is left: what somebody else has put there is theirs. No link is followed.
+    What cannot be removed goes with the next."""
+    # In the store all of a folder goes at once, or, where there is more than ours, its state.
+    behind = store_behind(folder)
+    if behind is not None:
+        with suppress(OSError):
+            behind.remove(STATE)  # first: half of a folder must not count
+            if all(map(_is_ours, behind.names())):
+                behind.remove("")
+
+    # Here the folder may be a link: moved to another disk by somebody, whose copy it is now.
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    with suppress(OSError):
+        (folder / STATE).unlink(missing_ok=True)
+    for place in (folder / ROWS, folder):
+        with suppress(OSError):
+            listed = [] if place.is_symlink() else [*place.iterdir()]
+            for file in listed:
+                if _is_ours(file.relative_to(folder).as_posix()) and not _is_folder(file):
+                    file.unlink()
+            place.unlink() if place.is_symlink() else place.rmdir()
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a run writes a file of this name into a checkpoint's folder."""
+    whole_name = _UNFINISHED.sub("", name)
+    folder, _, file = whole_name.rpartition("/")
+    is_of_rows = folder == ROWS and _ROWS_FILE.fullmatch(file) is not None
+    return is_of_rows or whole_name in (*SEALED, STATE)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def send_checkpoint(run: Path, folder: Path) -> None:
@@ -80,7 +153,7 @@ def fetched(path: str | Path, use: str = "read") -> Path:
 
     # An export, or one checkpoint: its one document.
     there = store.names(depth=1)
-    states = [name for name in store.names(CHECKPOINTS) if name.endswith(f"/{STATE}")]
+    states = [name for name in store.names(CHECKPOINTS) if _is_state(name)]
     if not there and not states and use == "read":
         raise ValueError(
             f"{url} does not exist, or is empty; give the folder of a run, or of one of"
@@ -94,7 +167,7 @@ def fetched(path: str | Path, use: str = "read") -> Path:
 
     # A run: its own documents, and the state of each checkpoint that is whole; others go.
     for name in there:
-        if name.endswith((".json", ".jsonl")):
+        if _DOCUMENT.fullmatch(name):
             store.get(name, folder / name)
     for checkpoint in complete_checkpoints(folder):
         if f"{CHECKPOINTS}/{checkpoint.name}/{STATE}" not in states:
@@ -102,6 +175,13 @@ def fetched(path: str | Path, use: str = "read") -> Path:
     for name in states:
         _fetch_state(store, name, folder / name)
     return folder
+
+
+def _is_state(name: str) -> bool:
+    """Whether a name in a store is the state of a checkpoint: it may be anything, also a way out
+    of the folder that it is brought to."""
+    folder, _, file = name.rpartition("/")
+    return file == STATE and name.count("/") == 2 and is_checkpoint(Path(folder))
 
 
 def _fetch_state(store: Store, name: str, file: Path) -> None:
@@ -120,6 +200,6 @@ def checkpoints_in_store(run: Path) -> list[Path]:
     behind = store_behind(run)
     with suppress(OSError):
         names = [] if behind is None else behind.names(CHECKPOINTS)
-        folders = {name.split("/")[1] for name in names}
-        return [run / CHECKPOINTS / name for name in sorted(folders) if name[0].isdigit()]
+        folders = {run / CHECKPOINTS / name.split("/")[1] for name in names}
+        return sorted(filter(is_checkpoint, folders))
     return []

@@ -12,7 +12,6 @@ working folder has all but the rows.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -27,11 +26,19 @@ from persia_sim.base.trace import Trace
 from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.places import (
     CHECKPOINTS,
+    DENSE,
+    RECORDINGS,
+    ROWS,
+    SEALED,
     STATE,
+    TRACE,
+    TRAINED,
     checkpoints_in_store,
     complete_checkpoints,
     fetched,
     folder_of,
+    is_checkpoint,
+    remove_checkpoint,
     send_checkpoint,
 )
 from runtime.checkpoint.shard import MANIFEST, read_manifest
@@ -54,13 +61,7 @@ from runtime.files import (
     write_dense,
     write_sealed,
 )
-from runtime.object_store import (
-    address_of,
-    brought,
-    ensure_file,
-    named_as,
-    store_behind,
-)
+from runtime.object_store import address_of, brought, ensure_file, named_as, store_behind
 
 FORMAT = "persia-testbed-run-5"
 
@@ -203,6 +204,10 @@ def _check(state: RunState) -> None:
         counted = dict(state.meter)[name]
         require(ours == counted, name, ours, f"must be {counted}, {rule}")
 
+    # Files of a checkpoint, and no way to another folder.
+    for name in state.files:
+        require(name in SEALED, "a name in files", name, f"must be one of {', '.join(SEALED)}")
+
     # A count for each server, of this version's form.
     require(bool(state.servers), "servers", state.servers, "must have one entry or more")
     for number, server in enumerate(state.servers):
@@ -224,13 +229,6 @@ def _check(state: RunState) -> None:
 
 _FACTS = {"ranks": Count, "shards": Count, "data_sha256": str}
 """Facts that are asked for by name; the others are held against those of a run."""
-
-
-ROWS = "rows"
-DENSE = "dense.pt"
-TRACE = "trace.npz"
-RECORDINGS = "servers.arrays"
-TRAINED = "trained.arrays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +308,10 @@ def write_checkpoint(
     leaves nothing behind; the checkpoints before are untouched.
     """
     folder = folder_of(run, state.samples)
-    _remove(folder)
+    remove_checkpoint(folder)
     try:
         # Rows and dense weights first, each with its digest.
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)  # files of others may be left there
         write_rows(folder / ROWS)
         files = {f"{ROWS}/{MANIFEST}": digest_of(folder / ROWS / MANIFEST)}
         files[DENSE] = write_dense(folder / DENSE, dense)
@@ -334,7 +332,7 @@ def write_checkpoint(
         flush_folder(folder.parent)
         send_checkpoint(run, folder)
     except BaseException:
-        _remove(folder)
+        remove_checkpoint(folder)
         raise
     return Checkpoint(folder, whole)
 
@@ -452,22 +450,9 @@ def keep_newest(run: Path, last: Path, count: int, best_by: str | None = None) -
     went on from before it could not trust it."""
     for folder in complete_checkpoints(run):
         if folder.name > last.name:
-            _remove(folder)
+            remove_checkpoint(folder)
     keep = {*complete_checkpoints(run)[-count:], best(run, best_by)}
-    for folder in {*(run / CHECKPOINTS).glob("[0-9]*"), *checkpoints_in_store(run)}:
+    listed = {*(run / CHECKPOINTS).glob("[0-9]*"), *checkpoints_in_store(run)}
+    for folder in filter(is_checkpoint, listed):
         if folder not in keep:
-            _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    behind = store_behind(folder)
-    if behind is not None:
-        with suppress(OSError):  # what is left of it goes with the next
-            behind.remove(STATE)
-            behind.remove("")
-    if folder.is_symlink():  # moved to another disk by somebody, whose copy it is now
-        folder.unlink()
-        return
-    with suppress(OSError):
-        (folder / STATE).unlink(missing_ok=True)  # first: half of a folder must not count
-    shutil.rmtree(folder, ignore_errors=True)
+            remove_checkpoint(folder)

@@ -35,6 +35,7 @@ from persia_sim.base.files import (
     remove_abandoned,
 )
 from persia_sim.base.schema import Count, parse
+from runtime.checkpoint.places import refuse_ways_out
 
 if TYPE_CHECKING:
     from runtime.run.evaluate import Evaluation  # loads torch
@@ -46,10 +47,11 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
 
     Raises ValueError when it holds a finished run, checkpoints of an unfinished one, or a
     config.json that no run left there, unless that is to be gone on with; when another process is
-    filling it, and when it cannot be written.
+    filling it, when it cannot be written, and when what is written there would be elsewhere.
     """
     if not resume:
         _refuse_taken(folder)
+    refuse_ways_out(folder)
     lock = _lock_of(folder)
     try:
         _hold(lock, folder)

@@ -18,7 +18,8 @@ from persia_sim.base.staleness import StalenessCounter, StalenessSummary, summar
 from persia_sim.base.trace import Trace
 from runtime.checkpoint.lineage import RunLineage
 from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values
-from runtime.checkpoint.whole import DENSE, Checkpoint, RunState
+from runtime.checkpoint.places import DENSE
+from runtime.checkpoint.whole import Checkpoint, RunState
 from runtime.config import TrainConfig
 from runtime.dense.state import drain_into, load_generators, load_model
 from runtime.engines.threads import ConcurrentRun

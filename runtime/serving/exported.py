@@ -19,8 +19,8 @@ from persia_sim.base.files import unfinished_folder
 from persia_sim.base.rules import require
 from persia_sim.base.schema import Count, check_fields, parse
 from runtime.checkpoint.lineage import Lineage, TrainedOn
+from runtime.checkpoint.places import TRAINED
 from runtime.checkpoint.sketches import read_sketches, write_sketches
-from runtime.checkpoint.whole import TRAINED
 from runtime.data.batch import Batch, Layout
 from runtime.data.schema import Schema
 from runtime.embedding.batch_rows import FieldVectors

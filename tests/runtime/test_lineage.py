@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import runtime.data.fingerprints
 from runtime.__main__ import main
 from runtime.checkpoint import lineage
-from runtime.checkpoint.places import STATE, complete_checkpoints
-from runtime.checkpoint.whole import TRAINED, find_checkpoint
+from runtime.checkpoint.places import STATE, TRAINED, complete_checkpoints
+from runtime.checkpoint.whole import find_checkpoint
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.files import FileSource
