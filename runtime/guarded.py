@@ -27,6 +27,7 @@ from runtime.stop import (
     Interrupted,
     NotStored,
     PeerError,
+    StoreError,
     Terminated,
     Unfinished,
 )
@@ -114,7 +115,7 @@ def guarded(work: Callable[[], None]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         comes_second = isinstance(error, PeerError)
         _tell(f"{where}{error.strerror or error}{hint}", comes_second=comes_second)
-        return UNFINISHED if isinstance(error, Unfinished) else 2
+        return UNFINISHED if isinstance(error, Unfinished | StoreError) else 2
     except Exception as error:
         # Anything else is a mistake of ours: with its traceback.
         tell_torchrun(f"{type(error).__name__}: {error}")

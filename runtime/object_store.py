@@ -1,8 +1,9 @@
 """Folders in a store that fsspec knows (s3, gs, hdfs, memory, file and others), by their URL.
 
 Whole files go up and come down through the disk, so memory stays bounded, and each call is tried
-again after growing pauses. What comes down is held against its digest. Nothing is locked, as most
-stores know no locks: what counts there is decided by one document that is written last.
+again after growing pauses. One that gets no answer is waited for within bounds, in a thread of its
+own. What comes down is held against its digest. Nothing is locked, as most stores know no locks:
+what counts there is decided by one document that is written last.
 
 A run whose folder is a URL has a working folder on this host; `store_behind` is the one way from a
 path below it to the store. Which store that is, only a working folder in this user's own cache may
@@ -17,18 +18,20 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from persia_sim.base.files import atomic_write, read_document
 from runtime.files import BrokenFileError, check_file, digest_of
-from runtime.stop import pause_before
+from runtime.stop import StoreError, pause_before
 
 T = TypeVar("T")
 CACHE = "XDG_CACHE_HOME"
@@ -36,10 +39,30 @@ URL_FILE = "store_url.json"
 """In a working folder: which folder of a store is behind it."""
 TRIES = 6
 """Tries of each call, 31 s in all beside what the calls take."""
+REQUEST_S = "PERSIA_TESTBED_STORE_TIMEOUT"
+"""How long a request may go without an answer: in the environment, for all processes of a run."""
+USUAL_REQUEST_S = 60.0
+REQUESTS_IN_ALL = 5
+"""A call is given up after so many times the bound of a request without a sign of the store."""
+REPORTED_AFTER_S = 10.0
+"""A store that has not answered for so long is named on the screen while it is waited for."""
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,3}(?=[^/])")
 _NUMBER = re.compile(r"([0-9]+)")
 _DEPTH = 5
 """From a file of rows up to the folder of its run."""
+
+
+def request_limit_s() -> float:
+    """Seconds that a request to a store may go without an answer (``train --store-timeout``)."""
+    return float(os.environ.get(REQUEST_S, USUAL_REQUEST_S))
+
+
+_GIVEN_UP = threading.Event()
+
+
+def give_up_stores() -> None:
+    """From now on no store is waited for: this process is asked to end, and one does not answer."""
+    _GIVEN_UP.set()
 
 
 def user_cache() -> Path:
@@ -79,7 +102,7 @@ class Store:
         at = self._at(name)
         failure = f"{self.url}/{name} cannot be written"
         try:
-            self._again(failure, lambda: self._system.put_file(str(file), at))
+            self._again(failure, lambda seen: self._system.put_file(str(file), at, callback=seen))
         except FileNotFoundError as error:
             raise OSError(f"{failure}: there is no such place") from error
 
@@ -94,7 +117,9 @@ class Store:
                 fetched = Path(out.name)
                 at = self._at(name)
                 read = f"{what} cannot be read"
-                self._again(read, lambda: self._system.get_file(at, str(fetched)))
+                self._again(
+                    read, lambda seen: self._system.get_file(at, str(fetched), callback=seen)
+                )
                 read_digest = digest_of(fetched)
                 if digest not in (None, read_digest):
                     raise BrokenFileError(
@@ -110,13 +135,13 @@ class Store:
         at = self._at(name)
         there = to._at(name)
         what = f"{self.url}/{name} cannot be copied"
-        self._again(what, lambda: self._system.cp_file(at, there))
+        self._again(what, lambda _: self._system.cp_file(at, there))
 
     def info(self, name: str) -> dict[str, Any] | None:
         """What the store says of a file, its ``size`` for one; None where there is none."""
         at = self._at(name)
         try:
-            return dict(self._again(f"{self.url}/{name} is not shown", lambda: self._info(at)))
+            return dict(self._again(f"{self.url}/{name} is not shown", lambda _: self._info(at)))
         except FileNotFoundError:
             return None
 
@@ -128,7 +153,7 @@ class Store:
         """A word that changes with the file's content. Raises OSError where there is none."""
         at = self._at(name)
 
-        def ask() -> str:
+        def ask(_: Any) -> str:
             self._system.invalidate_cache()
             return str(self._system.ukey(at))
 
@@ -142,7 +167,7 @@ class Store:
         folder."""
         at = self._at(below)
 
-        def find() -> list[str]:
+        def find(_: Any) -> list[str]:
             self._system.invalidate_cache()
             return list(self._system.find(at, maxdepth=depth))
 
@@ -157,26 +182,81 @@ class Store:
         at = self._at(name)
         with suppress(FileNotFoundError):
             self._again(
-                f"{self.url}/{name} cannot be removed", lambda: self._system.rm(at, recursive=True)
+                f"{self.url}/{name} cannot be removed",
+                lambda _: self._system.rm(at, recursive=True),
             )
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
-    def _again(self, failure: str, call: Callable[[], T]) -> T:
-        """Call until it succeeds, after growing pauses. Raises FileNotFoundError at once."""
+    def _again(self, failure: str, call: Callable[[Any], T]) -> T:
+        """Call until it succeeds, after growing pauses. Raises FileNotFoundError at once, and
+        `StoreError` for a store that does not answer in time or fails again and again."""
+        began_s = time.monotonic()
         for tried in count(1):
             try:
-                return call()
+                return self._answered(call)
             except FileNotFoundError:
                 raise
             except PermissionError as error:
                 raise OSError(f"{failure}: {error}") from error
+            except StoreError as error:
+                raise StoreError(f"{failure}: {error}") from error
             except Exception as error:  # each store has kinds of its own
-                if tried == TRIES:
-                    raise OSError(f"{failure}, tried {TRIES} times: {error}") from error
+                is_late = time.monotonic() - began_s > REQUESTS_IN_ALL * request_limit_s()
+                if tried == TRIES or is_late or _GIVEN_UP.is_set():
+                    times = f"tried {tried} times" if tried > 1 else "tried once"
+                    why = str(error) or type(error).__name__
+                    raise StoreError(f"{failure}, {times}: {why}") from error
             time.sleep(pause_before(tried))
         raise AssertionError
+
+    def _answered(self, call: Callable[[Any], T]) -> T:
+        """What the call returns or raises; it is left to itself, with a `StoreError`, when the
+        store has given no sign for too long, or is given up meanwhile."""
+        from fsspec.callbacks import Callback  # late: a run of this host needs none
+
+        # The call in a thread; whatever part of a file has gone is a sign.
+        answers: list[Callable[[], T]] = []
+        is_over = threading.Event()
+        seen = Callback(hooks={"seen": lambda *_, **__: signs.append(time.monotonic())})
+        signs = [time.monotonic()]
+
+        def work() -> None:
+            try:
+                result = call(seen)
+                answers.append(lambda: result)
+            except BaseException as error:
+                answers.append(partial(_raise, error))
+            is_over.set()
+
+        threading.Thread(target=work, name="store", daemon=True).start()
+
+        # Wait for it, and say so.
+        most_s = REQUESTS_IN_ALL * request_limit_s()
+        is_reported = False
+        while not is_over.wait(min(0.1, most_s)):
+            silent_s = time.monotonic() - signs[-1]
+            if _GIVEN_UP.is_set():
+                raise StoreError("it does not answer, and this process is asked to end")
+            if silent_s > most_s:
+                raise StoreError(
+                    f"no answer within {most_s:g} s; look at the store and the network, or allow"
+                    " more with --store-timeout"
+                )
+            if silent_s > REPORTED_AFTER_S and not is_reported:
+                is_reported = True
+                print(
+                    f"warning: {self.url} has not answered for {silent_s:.0f} s; it is waited for,"
+                    f" {request_limit_s():g} s a request and {most_s:g} s in all (--store-timeout)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        return answers[0]()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 @cache
@@ -186,9 +266,16 @@ def _opened(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs  # late: a run of this host needs none
     except ModuleNotFoundError:
         raise ValueError(f"{url} needs fsspec: pip install 'persia-testbed[stores]'") from None
-    more = {"auto_mkdir": True} if url.startswith("file:") else {}
+    more: dict[str, Any] = {"auto_mkdir": True} if url.startswith("file:") else {}
+    is_s3 = url.startswith(("s3:", "s3a:"))
+    if is_s3:  # which has no bound in all, and tries of its own within each of ours
+        limit_s = request_limit_s()
+        more = {"connect_timeout": limit_s, "read_timeout": limit_s, "retries": {"max_attempts": 0}}
+        more = {"config_kwargs": more}
     try:
         system, root = url_to_fs(url, **more)
+        if is_s3:
+            system.retries = 1
     except (ImportError, ValueError) as error:
         raise ValueError(
             f"{url}: this kind of store cannot be reached here ({error}); s3 comes with pip install"

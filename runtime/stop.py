@@ -273,6 +273,11 @@ class Terminated(KeyboardInterrupt):
         self.by = by
 
 
+class StoreError(OSError):
+    """A store that does not answer within its bound, or fails again and again; another time it may
+    answer, so that the same command goes on."""
+
+
 class NotStored(Exception):
     """What a run came to and is lost: its results or a checkpoint could not be written."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,14 +12,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from persia_sim.base.command_line import FLAT, options_of, read_words, with_changes
-from persia_sim.base.schema import Unread, unread
+from persia_sim.base.schema import Unread, Within, unread
 from persia_sim.base.vocabulary import with_unbounded
 from runtime.config import EngineConfig, TrainConfig, read_config
 from runtime.config.checkpoints import END
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.train import HOST_PORT
 from runtime.models.imported import refuse_code_in, refuse_code_named_in
-from runtime.object_store import url_of
+from runtime.object_store import REQUEST_S, USUAL_REQUEST_S, url_of
 
 if TYPE_CHECKING:
     from runtime.torchrun import Launch
@@ -57,6 +58,9 @@ class Train:
     """Seconds to wait until the cluster has room for all of them, or for the least."""
     cluster_server_bytes: int = 0
     """Memory that Ray sets aside for each embedding server, >= 0; hosts with less get none."""
+    store_timeout: Annotated[float, Within(0.1, 3600)] = USUAL_REQUEST_S
+    """Seconds that a request to the store of --out URL may go without an answer, from 0.1 to 3600;
+    a call is given up after five times as long, and the run ends with 75 when it cannot go on."""
     log: str | None = None
     """Tell a class of yours the scores as they come, as my_log:MyLog (docs/training.md has one
     for W&B). Its code is run; no file can ask for it."""
@@ -211,6 +215,8 @@ def _read(arguments: list[str]) -> tuple[Train, dict[str, Any]]:
     typed = read_words(Train, with_unbounded(arguments), "persia-runtime train", COMMON)
     options = {path.removeprefix("run."): v for path, v in typed.items() if path.startswith("run.")}
     of_command = {path: value for path, value in typed.items() if not path.startswith("run.")}
+    if "store_timeout" in of_command:  # before a store is asked for what there is
+        os.environ[REQUEST_S] = str(of_command["store_timeout"])
     for name in ("out", "resume"):
         url = None if of_command.get(name) is None else url_of(of_command[name])
         of_command |= {} if url is None else {name: _working_folder(url)}

@@ -51,8 +51,10 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         fresh.replace(path)
     except BaseException as error:
         fresh.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(fresh)):
-            error.filename = str(path)  # a full disk names no file
+        # A full disk names no file; an error of a store has no number, and a text of its own.
+        is_of_system = isinstance(error, OSError) and error.errno is not None
+        if is_of_system and error.filename in (None, str(fresh)):
+            error.filename = str(path)
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ from runtime.run.folder import (
 from runtime.run.loggers import Logger, TensorBoard
 from runtime.run.saver import Saving, going_on
 from runtime.run.session import CurvePoint, Outcome, total_samples, train
-from runtime.stop import UNFINISHED, Ending, Interrupted, NotStored, PeerError
+from runtime.stop import UNFINISHED, Ending, Interrupted, NotStored, PeerError, StoreError
 
 if TYPE_CHECKING:
     from runtime.engines.rank_process import ProcessRank
@@ -203,7 +204,8 @@ def _train_and_record(
         )
     except Interrupted as interrupted:
         write_ending(folder, interrupted.status, interrupted.by, str(interrupted))
-        send_run_files(folder)
+        with suppress(StoreError):  # the checkpoint is there, or its absence is told
+            send_run_files(folder)
         raise
     except PeerError as error:
         if is_begun:
@@ -262,6 +264,10 @@ def _write_down(
     write_json(folder / SUMMARY, summary)
     try:
         send_run_files(folder)
+    except StoreError as error:
+        raise StoreError(
+            f"{error}; all that the run came to lies in {folder}; start the same command again"
+        ) from error
     except OSError as error:
         raise NotStored(f"{error}; all that the run came to lies in {folder}") from error
     return summary

@@ -5,6 +5,7 @@ change, and from where."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -39,9 +40,9 @@ from runtime.embedding.sharded import divided
 from runtime.embedding.store import EmbeddingStore, SavedServer
 from runtime.files import BrokenFileError
 from runtime.models.imported import refuse_code_in
-from runtime.object_store import address_of
+from runtime.object_store import address_of, give_up_stores, request_limit_s, store_behind
 from runtime.run.folder import SUMMARY, read_summary
-from runtime.stop import Ending, PeerError
+from runtime.stop import Ending, PeerError, StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,14 @@ class Saver:
         config: CheckpointConfig,
         on_warning: Callable[[str], None],
         start: Checkpoint | None = None,
+        ending: Ending | None = None,
     ) -> None:
-        """``start``: the checkpoint of this run that is on the disk already."""
+        """``start``: the checkpoint of this run that is on the disk already. ``ending``: who may
+        ask the run to end; a store that does not answer then is soon given up."""
         self._run = run
+        self._ending = ending
+        self.is_store_silent = False
+        """Whether a store was given up."""
         self._config = config
         self._on_warning = on_warning
         self._thread: threading.Thread | None = None
@@ -119,6 +125,8 @@ class Saver:
         self.wait()
         if self.last is not None and self.last.state.samples == samples:
             return  # it is there already
+        if self.is_store_silent:
+            return
         base = self._base if self._changed_bytes < self._whole_bytes else None
         cut = take(base, self._config.checkpoint_incremental)
         self._thread = threading.Thread(target=self._write, args=(cut,), name="checkpoint")
@@ -128,8 +136,8 @@ class Saver:
         """Return when nothing is being written; whether the last one asked for is on the disk."""
         # One checkpoint is written at a time.
         if self._thread is None:
-            return True
-        self._thread.join()
+            return not self.is_store_silent
+        self._join(self._thread)
         self._thread = None
 
         # A full disk costs a checkpoint, not the run; any other error is one of ours.
@@ -148,6 +156,24 @@ class Saver:
             stays = f"that at {last:,} samples stays, and older ones do until a newer one is whole"
         self._on_warning(f"a checkpoint was not written: {error}; {stays}")
         return False
+
+    def _join(self, writer: threading.Thread) -> None:
+        """Wait until a checkpoint is written; once the run was asked to end, no longer than a
+        request to a store may take."""
+        asked_s: float | None = None
+        while writer.is_alive():
+            writer.join(0.2)
+            if not self._ending or store_behind(self._run) is None:
+                continue
+            now_s = time.monotonic()
+            asked_s = asked_s or now_s
+            if now_s - asked_s > request_limit_s() and writer.is_alive():
+                give_up_stores()
+                writer.join(1.0)
+                self.is_store_silent = True
+                if self._error is None:
+                    self._error = StoreError(f"{address_of(self._run)} does not answer")
+                return
 
     def _write(self, cut: Cut) -> None:
         try:

@@ -368,6 +368,17 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
             by=why,
         )
 
+    # A store may answer another time: the checkpoint before is there still, or the run starts anew.
+    if saver is not None and saver.is_store_silent:
+        place = quote(_name_of(saving.run))
+        anew = "the same command starts anew"
+        on = f"go on with: persia-runtime train --resume {place}"
+        stays = f"that at {saver.last.state.samples:,} samples stays; {on}" if saver.last else anew
+        return Interrupted(
+            f"interrupted by {why}; {place} does not answer, so no checkpoint was written: {stays}",
+            by=why,
+        )
+
     # Without a checkpoint what was trained is lost, and that is another exit code.
     if saver is None or not written or saver.last is None:
         return NotStored(

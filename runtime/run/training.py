@@ -17,8 +17,8 @@ from persia_sim.base.schema import Count, parse
 from persia_sim.base.staleness import StalenessCounter, StalenessSummary, summary_of
 from persia_sim.base.trace import Trace
 from runtime.checkpoint.lineage import RunLineage
-from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values
 from runtime.checkpoint.places import DENSE
+from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values
 from runtime.checkpoint.whole import Checkpoint, RunState
 from runtime.config import TrainConfig
 from runtime.dense.state import drain_into, load_generators, load_model
@@ -172,7 +172,9 @@ class Training:
         # Who writes checkpoints, and brings a dead server back.
         self.saver: Saver | None = None
         if saving.run is not None:
-            self.saver = Saver(saving.run, config.checkpoint, saving.on_warning, start)
+            self.saver = Saver(
+                saving.run, config.checkpoint, saving.on_warning, start, saving.ending
+            )
         self.failover: RunFailover | None = None
         self._began_s = time.perf_counter()
         self._judge: Judge | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,6 +25,8 @@ class FaultyStore:
         self._draw = random.Random(seed)
         self.fails_one_in: int | None = None
         self.takes_s = 0.0
+        self.hangs = threading.Event()
+        """As long as it is set, no call is answered."""
         self.dies_at: int | None = None
         """At its call of this number, counted from 1, which is done by half; None: it lives."""
         self.calls = 0
@@ -42,6 +45,8 @@ class FaultyStore:
                     self._system.pipe_file(arguments[1], content[: len(content) // 2])
                 raise Killed
             time.sleep(self.takes_s)
+            while self.hangs.is_set():
+                time.sleep(0.01)
             if self.fails_one_in and self._draw.randrange(self.fails_one_in) == 0:
                 self.failed[name] += 1
                 raise ConnectionResetError("the store has hung up")

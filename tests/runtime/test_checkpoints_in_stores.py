@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,6 +174,40 @@ def test_a_store_that_stays_away_costs_checkpoints_and_not_the_run(store, tmp_pa
     outcome = train(asked, SOURCE, saving=saving, on_samples=fail)
     assert outcome.figures.checkpoints_failed == 4 and outcome.figures.checkpoints_written == 0
     assert all("memory://bucket/runs/a" in text and "tried 6 times" in text for text in told)
+
+
+@pytest.mark.parametrize("hangs_from", ["the second checkpoint", "the first checkpoint"])
+def test_a_run_that_is_asked_to_end_while_its_store_hangs_keeps_what_there_is(
+    hangs_from, store, monkeypatch
+):
+    monkeypatch.setenv(object_store.REQUEST_S, "0.3")
+    monkeypatch.setattr(object_store, "_GIVEN_UP", threading.Event())
+    settings = config(
+        checkpoint_every=2, data=DataConfig(name="synthetic", rows=300), test_rows=50, mode="sync"
+    )
+    ending = Ending()
+    begun = []
+
+    def hang(samples: int) -> None:
+        begun.append(samples)
+        one_is_there = len([n for n in Store(URL).names() if n.endswith("state.json")]) == 1
+        if (one_is_there or hangs_from == "the first checkpoint") and not ending:
+            store.hangs.set()
+            ending.ask("SIGTERM")
+
+    with pytest.raises(Interrupted) as interrupted:
+        run_into(working_folder(URL, "runs"), settings, hang, ending=ending)
+    assert interrupted.value.status == 75
+    assert f"{URL} does not answer" in str(interrupted.value)
+    store.hangs.clear()
+    monkeypatch.setattr(object_store, "_GIVEN_UP", threading.Event())
+    here = fetched(URL, "runs")
+    if hangs_from == "the second checkpoint":
+        assert f"--resume {URL}" in str(interrupted.value)
+        assert newest(here).state.samples == 48
+        run_into(here, settings, resume=True)
+    else:
+        assert not complete_checkpoints(here) and "starts anew" in str(interrupted.value)
 
 
 @pytest.mark.parametrize("incremental", [False, True])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +25,7 @@ from runtime.object_store import (
     store_behind,
     working_folder,
 )
+from runtime.stop import StoreError
 from tests.runtime.stores import FaultyStore
 
 
@@ -30,7 +33,8 @@ from tests.runtime.stores import FaultyStore
 def pauses(monkeypatch):
     """The seconds that would have been slept."""
     slept = []
-    monkeypatch.setattr(object_store, "time", SimpleNamespace(sleep=slept.append))
+    clock = SimpleNamespace(sleep=slept.append, monotonic=time.monotonic)
+    monkeypatch.setattr(object_store, "time", clock)
     return slept
 
 
@@ -88,7 +92,7 @@ def test_a_store_that_stays_away_is_told_with_what_was_tried(faulty, pauses, tmp
 
 
 def test_what_will_not_go_is_told_at_once(faulty, pauses, tmp_path, monkeypatch):
-    def refuse(*arguments):
+    def refuse(*arguments, **more):
         raise PermissionError("you may not")
 
     monkeypatch.setattr(faulty, "put_file", refuse, raising=False)
@@ -153,3 +157,54 @@ def test_a_cached_file_is_that_which_is_there_now(tmp_path):
     assert cached_files(f"memory://{tmp_path.name}/day-*.csv") == [cached_file(url)]
     with pytest.raises(ValueError, match=r"no file matches memory://.*night"):
         cached_files(f"memory://{tmp_path.name}/night-*.csv")
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A tenth of a second a request."""
+    monkeypatch.setenv(object_store.REQUEST_S, "0.1")
+    monkeypatch.setattr(object_store, "REPORTED_AFTER_S", 0.2)
+    monkeypatch.setattr(object_store, "_GIVEN_UP", threading.Event())
+
+
+@pytest.mark.parametrize("call", ["put_file", "get_file", "info", "find", "rm", "cp_file", "ukey"])
+def test_a_call_that_gets_no_answer_is_given_up_with_words(
+    call, faulty, impatient, tmp_path, capsys
+):
+    store = Store("memory://x")
+    store.put(a_file(tmp_path), "a")
+    calls = {
+        "put_file": lambda: store.put(a_file(tmp_path), "b"),
+        "get_file": lambda: store.get("a", tmp_path / "a"),
+        "info": lambda: store.info("a"),
+        "find": lambda: store.names(),
+        "rm": lambda: store.remove("a"),
+        "cp_file": lambda: store.copy("a", store / "b"),
+        "ukey": lambda: store.version("a"),
+    }
+    calls[call]()
+    faulty.hangs.set()
+    with pytest.raises(StoreError, match=r"^memory://x/.*no answer within 0.5 s.*--store-timeout"):
+        calls[call]()
+    told = capsys.readouterr().err
+    assert told.count("warning") == 1 and "memory://x has not answered" in told
+    faulty.hangs.clear()
+
+
+def test_a_slow_store_that_gives_signs_is_waited_for(faulty, impatient, tmp_path, monkeypatch):
+    def slowly(file, at, callback):
+        for _ in range(10):
+            time.sleep(0.1)
+            callback.relative_update(1)
+
+    monkeypatch.setattr(faulty, "put_file", slowly, raising=False)
+    Store("memory://x").put(a_file(tmp_path), "a")
+
+
+def test_who_is_asked_to_end_waits_for_no_store(faulty, monkeypatch, tmp_path):
+    monkeypatch.setattr(object_store, "_GIVEN_UP", threading.Event())
+    faulty.hangs.set()
+    threading.Timer(0.3, object_store.give_up_stores).start()
+    with pytest.raises(StoreError, match="asked to end"):
+        Store("memory://x").put(a_file(tmp_path), "a")
+    faulty.hangs.clear()

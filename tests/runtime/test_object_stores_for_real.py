@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -121,6 +125,86 @@ def test_a_run_killed_while_it_sends_leaves_whole_checkpoints_and_goes_on(
     for table in local.tables:
         ids = np.arange(5000)
         assert local.lookup(table, ids).tobytes() == there.lookup(table, ids).tobytes()
+
+
+class Proxy:
+    """Stands before a store; once it hangs it takes connections and bytes, and answers nothing."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.hangs = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._port))
+                for ends in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while content := source.recv(1 << 16):
+                if not self.hangs.is_set():
+                    target.sendall(content)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def proxy(s3, monkeypatch):
+    before = Proxy(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]))
+    yield before
+    before.close()
+
+
+@pytest.mark.law12
+@pytest.mark.parametrize(
+    "servers", [[], ["--servers", "1", "--executor", "concurrent"]], ids=["alone", "servers"]
+)
+def test_a_run_whose_s3_hangs_ends_by_sigterm_with_75_and_goes_on(servers, proxy, tmp_path):
+    (tmp_path / "measured_steps.py").write_text(SLOW)
+    words = "train --data.name synthetic --steps 100 --batch 32 --mode sync --test-rows 200"
+    words += " --model.name measured_steps:Net --model.hidden 8 --checkpoint-every 10"
+    words += f" --resume auto --store-timeout 2 --out {URL}"
+    line = [sys.executable, "-m", "runtime", *words.split(), *servers]
+    behind = os.environ | {"AWS_ENDPOINT_URL": proxy.url}
+    process = subprocess.Popen(
+        line, cwd=tmp_path, env=behind, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        while not any(name.endswith("state.json") for name in Store(URL).names()):
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.1)
+        proxy.hangs.set()
+        time.sleep(1.0)
+        process.send_signal(signal.SIGTERM)
+        told, _ = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == 75, told
+    assert "Traceback" not in told and URL in told
+    whole = newest(fetched(URL, "read")).state.samples
+    assert whole >= 10 * 32
+    (tmp_path / "enough").touch()
+    subprocess.run(line, cwd=tmp_path, check=True)
+
+
+def test_an_s3_that_hangs_from_the_start_is_named_and_ends_the_command(proxy, tmp_path):
+    proxy.hangs.set()
+    words = f"train --data.name synthetic --store-timeout 0.5 --out {URL}"
+    behind = os.environ | {"AWS_ENDPOINT_URL": proxy.url}
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime", *words.split()],
+        cwd=tmp_path, env=behind, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 75, done.stderr
+    assert URL in done.stderr and "Traceback" not in done.stderr
 
 
 SLOW = """
