@@ -303,7 +303,8 @@ def _placings(origins: Iterable[Origin], here: CurrentFiles) -> dict[Path, list[
     cannot be made again is left to the sketch."""
     result: dict[Path, list[_Placing]] = {}
     for origin in origins:
-        if not origin.files or (split := origin.split_here(here)) is None:
+        split = origin.split_here(here) if origin.files else None
+        if split is None or split.by_group:  # whose column nobody has kept
             continue
         total = sum(file["rows"] for file in origin.files)
         rows_before = seen = 0

@@ -42,9 +42,10 @@ class Layout:
     weighted: bool = False
     """Whether a sample's weight stands behind its labels."""
     group: str | None = None
-    """The field whose ids group the samples for GAUC, one a sample (a user); no model sees it."""
+    """What groups the samples for GAUC, one a sample: a field, whose ids do (a user), or a column
+    that is no feature (a query), of which `Batch.groups` has them."""
     absent_group: int | None = None
-    """The id of `group` in a sample that has none: it is in no group."""
+    """The low 56 bits of the id of `group` in a sample that has none: it is in no group."""
 
     def __post_init__(self) -> None:
         if not self.fields or not self.tasks:
@@ -53,14 +54,13 @@ class Layout:
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise ValueError(f"fields must have different names, got {doubled} twice")
-        if self.group is not None and self.group not in names[: len(self.fields)]:
-            raise ValueError(f"group must be the name of an id field, got {self.group!r}")
 
     def groups(self, batch: Batch) -> np.ndarray | None:
         """uint64 [B], the id of ``group`` of each sample; None where samples have no group."""
-        if self.group is None:
-            return None
-        place = [f.name for f in self.fields].index(self.group)
+        names = [field.name for field in self.fields]
+        if self.group not in names:
+            return None if self.group is None else batch.groups
+        place = names.index(self.group)
         width = len(self.fields)
         starts = np.arange(place, len(batch.ids), width)
         if batch.offsets is not None:
@@ -88,6 +88,8 @@ class Batch:
     labels: np.ndarray
     """float32 [B, T], 0 or 1, of a regression any number, NaN for none of an optional task;
     [B, T + 1] with the samples' weights."""
+    groups: np.ndarray | None = None
+    """uint64 [B], the id of each sample's group where that is no field."""
     size: int = field(init=False)
     """B, the number of samples."""
 
@@ -104,7 +106,8 @@ class Batch:
             bounds = self.offsets[start * fields : stop * fields + 1]
             ids = self.ids[bounds[0] : bounds[-1]]
             offsets = bounds - bounds[0]
-        return type(self)(ids, offsets, self.dense[start:stop], self.labels[start:stop])
+        groups = None if self.groups is None else self.groups[start:stop]
+        return type(self)(ids, offsets, self.dense[start:stop], self.labels[start:stop], groups)
 
     def take(self, order: np.ndarray) -> Self:
         """Samples in another order (a permutation or a choice of sample numbers)."""
@@ -118,7 +121,14 @@ class Batch:
             offsets = np.concatenate([[0], np.cumsum(lengths)])
             where = np.repeat(self.offsets[bags] - offsets[:-1], lengths) + np.arange(offsets[-1])
             ids = self.ids[where]
-        return type(self)(ids, offsets, self.dense[order], self.labels[order])
+        groups = None if self.groups is None else self.groups[order]
+        return type(self)(ids, offsets, self.dense[order], self.labels[order], groups)
+
+    def named(self) -> dict[str, np.ndarray]:
+        """The arrays that it has, by their names."""
+        names = ("ids", "offsets", "dense", "labels", "groups")
+        arrays = {name: getattr(self, name) for name in names}
+        return {name: array for name, array in arrays.items() if array is not None}
 
     def field_of_ids(self) -> np.ndarray:
         """int64 [N], the place of each id's field among those of a sample."""
@@ -140,10 +150,12 @@ class Batch:
         ids = np.concatenate([p.ids for p in parts])
         dense = np.concatenate([p.dense for p in parts])
         labels = np.concatenate([p.labels for p in parts])
+        grouped = [p.groups for p in parts if p.groups is not None]
+        groups = np.concatenate(grouped) if grouped else None
         if all(p.offsets is None for p in parts):
-            return cls(ids, None, dense, labels)
+            return cls(ids, None, dense, labels, groups)
         lengths = np.concatenate([p._bag_lengths() for p in parts])
-        return cls(ids, np.concatenate([[0], np.cumsum(lengths)]), dense, labels)
+        return cls(ids, np.concatenate([[0], np.cumsum(lengths)]), dense, labels, groups)
 
 
 def interleave(

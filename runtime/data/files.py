@@ -299,13 +299,15 @@ class FileSource:
         counts: tuple[int, int] | None = None,
     ) -> Iterator[tuple[Rows, np.ndarray]]:
         """The named columns of all rows (None: all that are read), and the codes of their parts."""
-        placer = Placer(self.schema.split, self.schema.missing, *(counts or self._counts))
-        for rows in (table or self._table()).stream(names or self.schema.read_columns):
+        schema = self.schema
+        placer = Placer(schema.split, schema.missing, *(counts or self._counts), schema.group)
+        for rows in (table or self._table()).stream(names or schema.read_columns):
             yield rows, placer.place(rows)
 
     def placed(self, counts: tuple[int, int] | None = None) -> dict[Path, np.ndarray]:
         """File -> int8, the code of the part of each row (`split.CODES`); all in their order."""
-        names = (self.schema.split.column or self.schema.labels[0],)
+        schema = self.schema
+        names = (schema.placing_columns[-1],)  # what decides, else a label
         codes_of: dict[Path, list[np.ndarray]] = {}
         for rows, codes in self.placed_rows(names, counts=counts):
             codes_of.setdefault(rows.path, []).append(codes.astype(np.int8))
@@ -388,6 +390,12 @@ def batch_of(schema: Schema, rows: Rows, refuse: Refuse | None, *, labelled: boo
     label_names = schema.judging_columns if labelled else ()
     labels = [checked(name, partial(label_values, schema, name, of(name))) for name in label_names]
 
+    # The group of a sample, where it is no feature.
+    groups = None
+    if labelled and (group := schema.group_column) is not None:
+        found = checked(group.name, partial(column_values, group, of(group.name), None, missing))
+        groups = tag(0, found.data)  # they meet each other alone
+
     # Ids of all fields by sample; without bad rows nothing is copied again.
     n_fields = len(schema.id_columns)
     ids, offsets = interleave(
@@ -395,7 +403,7 @@ def batch_of(schema: Schema, rows: Rows, refuse: Refuse | None, *, labelled: boo
         [v.lengths for v in values[:n_fields]],
     )
     dense = _float32(values[n_fields:], len(good))
-    batch = Batch(ids, offsets, dense, _float32(labels, len(good)))
+    batch = Batch(ids, offsets, dense, _float32(labels, len(good)), groups)
     return batch if good.all() else batch.take(np.flatnonzero(good))
 
 

@@ -5,6 +5,7 @@ What was guessed is written as TOML, and what is uncertain as a comment, for a p
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,10 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from persia_sim.base.rules import printable
 from runtime.data.errors import DataError, header_names
-from runtime.data.formats import Format, atomic_columns, recognised
-from runtime.data.guess_sparse import guessed_sparse, noted, toml_text
+from runtime.data.formats import (
+    FEATURES,
+    LABEL,
+    QUERY,
+    VALUE,
+    Format,
+    atomic_columns,
+    libsvm_seen,
+    recognised,
+)
 from runtime.data.guessed_column import ABSENT, LIST_SHARE, NUMBER, GuessedColumn, is_day, looked_at
+from runtime.data.ids import MAX_FIELDS
 from runtime.data.rows import (
     distinct,
     is_list,
@@ -52,8 +63,8 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
         wrong = "its name is not text in UTF-8, as a schema is; rename it"
         raise DataError(f"{path}: {wrong}") from None
     form = None if delimiter or is_parquet(path.name) else recognised(path)
-    if form in ("libsvm", "ffm"):
-        return guessed_sparse(path, form, ROWS)
+    if form == "libsvm":
+        return "\n".join(_lines_of_libsvm(path)) + "\n"
 
     # What the values of each column look like; an atomic file names the types of its own.
     file = _file(path, delimiter, form)
@@ -75,6 +86,46 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
         joins, more = _beside(path)
         columns += more
     return "\n".join(_lines(file, table, columns, joins, absent)) + "\n"
+
+
+def _lines_of_libsvm(path: Path) -> Iterator[str]:
+    """The schema of a libsvm file: its indexes as a list of ids, and their values where they are
+    not all 1 as numbers."""
+    rows = 1000
+    seen = libsvm_seen(path, rows)
+    yield noted("", f"Guessed from the first {rows:,} rows of {path.name}: {_READ_IT}")
+    yield f"name = {toml_text(path.name.partition('.')[0])}"
+    yield noted(f"file = {toml_text(path.name)}", "beside this schema")
+    yield 'format = "libsvm"'
+    yield f"labels = [{toml_text(LABEL)}]"
+    if not seen.are_classes:
+        yield noted(f"regression = [{toml_text(LABEL)}]", "other numbers than 0 and 1")
+    by_group = ""
+    if seen.has_query:
+        yield noted(f"group = {toml_text(QUERY)}", "GAUC ranks within it")
+        by_group = ", by_group = true"
+    chance = f"split = {{ test_fraction = 0.2, random_seed = 1{by_group} }}"
+    yield noted(chance, "no dates: by chance")
+
+    # A model needs ids: where every index is a number, these become some.
+    are_ids = len(seen.numbers) < len(seen.indexes)
+    kind = 'kind = "numeric", fill = 0.0' if are_ids else 'kind = "bucket"'
+    yield "columns = ["
+    if are_ids:
+        yield f'    {{ name = {toml_text(FEATURES)}, kind = "multi" }},'
+    for index in seen.numbers[: MAX_FIELDS - 1]:
+        yield f"    {{ name = {toml_text(f'{index}{VALUE}')}, {kind} }},"
+    yield "]"
+
+
+def noted(line: str, note: str) -> str:
+    """A line of TOML with a comment, in which a name that holds a line end begins no line."""
+    return f"{line}  # {printable(note)}".lstrip() if note else line
+
+
+def toml_text(value: str) -> str:
+    """The text as TOML writes it."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML refuses it bare
 
 
 def _lines(
@@ -217,9 +268,11 @@ def _table(file: TableFile) -> pd.DataFrame:
 
     names = file.column_names()
     if len(names) < 2:
+        is_ffm = any(re.search(r"\S:\S+:\S", name) for name in names)
+        ffm = "; make a table of libffm's lines first (docs/training.md)" if is_ffm else ""
         raise DataError(
             f"{file.path} has {len(names)} column: is --delimiter right, and does its first line"
-            " name the columns?"
+            f" name the columns?{ffm}"
         )
     usable = [name for name in names if name and names.count(name) == 1]
     pieces: dict[str, list[np.ndarray]] = {name: [] for name in usable}

@@ -141,7 +141,8 @@ def cached_chunks(folder: Path) -> Iterator[Batch]:
             os.utime(folder.parent)  # used just now
         for number, digest in enumerate(digests):
             arrays = read_arrays(folder / str(number), digest)[1]
-            yield Batch(arrays["ids"], arrays.get("offsets"), arrays["dense"], arrays["labels"])
+            offsets, groups = arrays.get("offsets"), arrays.get("groups")
+            yield Batch(arrays["ids"], offsets, arrays["dense"], arrays["labels"], groups)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BrokenFileError(f"{folder} is no kept part: {error}") from error
 
@@ -169,9 +170,7 @@ class PartWriter:
         """The next samples."""
         if self._fresh is None:
             return
-        arrays = {"ids": chunk.ids, "dense": chunk.dense, "labels": chunk.labels}
-        if chunk.offsets is not None:
-            arrays["offsets"] = chunk.offsets
+        arrays = chunk.named()
         try:
             file = self._fresh / str(len(self._digests))
             written = write_arrays(file, {}, arrays, flush=False)  # its digest tells a crash

@@ -32,14 +32,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
-
 from persia_sim.base.files import parsed
 from persia_sim.base.schema import Checked, Within, check_fields, notes_of, parse
 from runtime.data.batch import Field, Layout, Pooling
 from runtime.data.errors import DataError, regular_file
 from runtime.data.formats import Format
-from runtime.data.ids import MAX_FIELDS, MISSING, tag
+from runtime.data.ids import MAX_FIELDS, MISSING, VALUE_MASK
 from runtime.data.split import Split
 
 Kind = Literal["categorical", "bucket", "multi", "sequence", "numeric"]
@@ -171,8 +169,9 @@ class Schema:
     folder: str | None = None
     """Folder of the files below the data directory; None: the name of the data set."""
     group: str | None = None
-    """The column of ids whose values group the samples for GAUC, such as the user's: a score of the
-    test part, nothing that is learned. (A column's own `group` is rows that columns share.)"""
+    """The column whose values group the samples for GAUC, such as the user or the query, one of
+    `columns` or not: a score of the test part, nothing that is learned. (A column's own `group` is
+    rows that columns share.)"""
     joins: tuple[Join, ...] = ()
     missing: tuple[str, ...] = ("", "?")
     """Texts that mean "no value", as do the numbers that they write ("-1"); a missing categorical
@@ -185,7 +184,7 @@ class Schema:
     """Whether quoted values of text files may hold line breaks. Else a quote that is left open
     at the end of its line is a bad row, because it would swallow those behind it."""
     format: Format | None = None
-    """Format of text files that another library writes: recbole (atomic files), libsvm or ffm;
+    """Format of text files that another library writes: recbole (atomic files) or libsvm;
     see `runtime.data.formats` for the names of their columns."""
     quotes: bool | None = None
     """Whether quotes enclose values in text files. Default true; false where a quote is a
@@ -244,8 +243,7 @@ class Schema:
                 yield f"md5 must be texts of 32 small hexadecimal digits, got {md5!r}"
 
     def _of_columns(self) -> Iterator[str]:
-        """Some are ids; a group of columns has two or more, in one table; the group of a sample is
-        one id that it has anyway."""
+        """Some are ids; a group of columns has two or more, in one table; a sample has one."""
         # The testbed is about rows: a model without ids has none.
         if not self.id_columns:
             yield (
@@ -254,12 +252,14 @@ class Schema:
             )
 
         # Scores by group need one group a sample.
-        single = [c.name for c in self.columns if c.kind in ("categorical", "bucket")]
-        if self.group is not None and self.group not in single:
+        lists = [c.name for c in self.columns if c.kind in ("multi", "sequence")]
+        if self.group in (*lists, *self.judging_columns):
             yield (
-                f"group must be a column of one id a sample (categorical or bucket), got"
-                f" {self.group!r}; {self.name} has {', '.join(single) or 'none'}"
+                f"group must be a column of one value a sample and no label, got {self.group!r}; it"
+                " need not be one of columns"
             )
+        if self.split.by_group and self.group is None:
+            yield "by_group splits by the schema's group, and there is none: name it"
         if len(self.layout.fields) > MAX_FIELDS:  # which refuses two columns of one name, too
             yield f"at most {MAX_FIELDS} id columns fit, {self.name} has {len(self.id_columns)}"
 
@@ -333,7 +333,15 @@ class Schema:
     @property
     def read_columns(self) -> tuple[str, ...]:
         """Every column that must be read, each once."""
-        return tuple(dict.fromkeys((*self.feature_columns, *self.placing_columns)))
+        group = () if self.group is None else (self.group,)
+        return tuple(dict.fromkeys((*self.feature_columns, *self.placing_columns, *group)))
+
+    @property
+    def group_column(self) -> Column | None:
+        """The column of groups where it is no feature that is an id."""
+        if self.group is None or self.group in [c.name for c in self.id_columns]:
+            return None
+        return Column(name=self.group)
 
     @property
     def judging_columns(self) -> tuple[str, ...]:
@@ -343,8 +351,8 @@ class Schema:
     @property
     def placing_columns(self) -> tuple[str, ...]:
         """The labels and the weight, and the column that decides the split."""
-        decides = () if self.split.column is None else (self.split.column,)
-        return (*self.judging_columns, *decides)
+        decides = (self.split.column, self.group if self.split.by_group else None)
+        return (*self.judging_columns, *(name for name in decides if name is not None))
 
     def _tasks_of(self, labels: tuple[str, ...] | None) -> tuple[str, ...]:
         """The names of these labels' tasks, in the order of the tasks."""
@@ -371,16 +379,8 @@ class Schema:
             optional=self._tasks_of(self.optional),
             weighted=self.weight is not None,
             group=self.group,
-            absent_group=self._absent_group,
+            absent_group=None if self.group is None else int(MISSING & VALUE_MASK),
         )
-
-    @property
-    def _absent_group(self) -> int | None:
-        """The id of an absent value of the column that groups samples."""
-        if self.group is None:
-            return None
-        names = [column.name for column in self.id_columns]
-        return int(tag(self.field_numbers[names.index(self.group)], np.array([MISSING]))[0])
 
 
 def _doubled(names: Sequence[str]) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Annotated
 import numpy as np
 
 from persia_sim.base.schema import Within, check_fields
-from runtime.data.rows import FORMS, Rows, Threshold, at_least, equals, threshold_of
+from runtime.data.ids import hash_integers, hash_texts, join_hashes, mix64
+from runtime.data.rows import FORMS, Rows, Threshold, at_least, equals, threshold_of, written
 from runtime.data.source import Part
 
 
@@ -31,6 +32,9 @@ class Split:
     random_seed: Annotated[int | None, Within(0, 2**63 - 1)] = None
     """Seed by which the rows of ``test_fraction`` are drawn (numpy default_rng(seed).random() <
     fraction); None takes the last rows of the file. 0 to 2**63 - 1."""
+    by_group: bool = False
+    """Whether ``test_fraction`` draws whole groups of the schema's ``group``, by a hash of group
+    and seed; a sample without one is drawn by itself."""
     test_file: str | None = None
     """A file, or a pattern, whose rows test; all rows of the schema's ``file`` train."""
     validation_file: str | None = None
@@ -69,6 +73,8 @@ class Split:
         if self.random_seed is not None and self.test_fraction is None:
             decides = "a column" if by_column else "a file"
             raise ValueError(f"random_seed is for test_fraction, {decides} decides; remove it")
+        if self.by_group and self.random_seed is None:
+            raise ValueError("by_group goes with test_fraction and random_seed; add them")
         if self.test_from is not None:
             threshold_of(self.test_from)
 
@@ -115,7 +121,8 @@ class Split:
             kind = " (as dates)" if isinstance(self.threshold, datetime) else ""
             words = f"train {self.column} < {self._threshold_words}{kind}, test the others"
         elif self.random_seed is not None:
-            words = f"test a random {self.test_fraction} of the rows, seed {self.random_seed}"
+            what = "groups" if self.by_group else "rows"
+            words = f"test a random {self.test_fraction} of the {what}, seed {self.random_seed}"
         else:
             words = f"test the last {self.test_fraction} of the rows"
         if self.validation_fraction:
@@ -141,6 +148,8 @@ class Placer:
     train_rows: int = 0
     """Rows that train or validate, as many as were asked for; needed when there is a validation
     part."""
+    group: str | None = None
+    """The column of groups; needed by a split by them."""
     _train_seen: int = 0
     _drawn: int = 0
     _generator: np.random.Generator = field(init=False)
@@ -185,8 +194,20 @@ class Placer:
         if split.random_seed is None:
             last = round(self.rows * (1 - split.test_fraction))
             return rows.places > last, none_unusable
+        if split.by_group:
+            return self._draws_of_groups(rows) < split.test_fraction, none_unusable
         # Draw k of the seed's sequence is for the row with number k, rows left out included.
         draws = self._generator.random(int(rows.places[-1]) - self._drawn)
         mine = draws[rows.places - 1 - self._drawn]
         self._drawn = int(rows.places[-1])
         return mine < split.test_fraction, none_unusable
+
+    def _draws_of_groups(self, rows: Rows) -> np.ndarray:
+        """float64 [B], 0 to below 1, the same for all samples of a group."""
+        assert self.group is not None and self.split.random_seed is not None  # the schema's check
+        texts, which = written(rows.table.column(self.group), self.missing)
+        hashes = np.append(hash_texts(texts), np.uint64(0))[which]
+        alone = which == len(texts)
+        hashes[alone] = mix64(rows.places[alone])
+        seeds = hash_integers(np.full(len(hashes), self.split.random_seed))
+        return (join_hashes(seeds, hashes) >> np.uint64(11)) * 2.0**-53

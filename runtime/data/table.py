@@ -27,14 +27,7 @@ from runtime.data.errors import (
     matching,
     no_rows,
 )
-from runtime.data.formats import (
-    LABEL,
-    VALUE,
-    Format,
-    atomic_columns,
-    sparse_batches,
-    sparse_names,
-)
+from runtime.data.formats import VALUE, Format, atomic_columns, libsvm_batches, libsvm_seen
 from runtime.data.rows import RecordBatch, Rows, key_texts
 from runtime.data.schema import Join, Schema, is_parquet
 from runtime.data.source import Part
@@ -77,7 +70,7 @@ class TableFile:
         if self.format == "recbole":
             return tuple(atomic_columns(self.path))
         if self.format is not None:
-            return sparse_names(self.path, self.format)
+            return libsvm_seen(self.path).names
         if self.header is not None:
             return self.header
         return header_names(self.path, self.delimiter, quotes=self.quotes)
@@ -104,9 +97,7 @@ class TableFile:
 
     def _may_come_later(self, name: str) -> bool:
         """Whether a later line may have a column that the first one does not show."""
-        if self.format == "ffm":
-            return name != LABEL
-        return self.format == "libsvm" and name.endswith(VALUE)
+        return self.format == "libsvm" and re.fullmatch(rf"\d+{VALUE}", name) is not None
 
     def stream(self, names: Sequence[str]) -> Iterator[Rows]:
         """The named columns of all rows, in the file's order; text files give strings."""
@@ -115,8 +106,8 @@ class TableFile:
         self._last = 0
         if is_parquet(self.path.name):
             return self._stream_parquet(names)
-        if self.format in ("libsvm", "ffm"):
-            return self._stream_sparse(names)
+        if self.format == "libsvm":
+            return self._stream_libsvm(names)
         return self._stream_text(names)
 
     def count_rows(self) -> int:
@@ -154,11 +145,10 @@ class TableFile:
         if first == 1:
             raise no_rows(self.path)
 
-    def _stream_sparse(self, names: Sequence[str]) -> Iterator[Rows]:
-        assert self.format is not None
+    def _stream_libsvm(self, names: Sequence[str]) -> Iterator[Rows]:
         skipped = self._broken if self.skip_bad_rows else None
         is_empty = True
-        for batch, numbers in sparse_batches(self.path, self.format, names, skipped):
+        for batch, numbers in libsvm_batches(self.path, names, skipped):
             if len(numbers):
                 is_empty = False
                 self._last = int(numbers[-1]) + 1

@@ -18,7 +18,7 @@ from runtime.config import EngineConfig
 from runtime.data.batch import Batch
 from runtime.data.files import files_of
 from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints
-from runtime.data.ids import mix64
+from runtime.data.ids import VALUE_MASK, mix64
 from runtime.data.source import Part, Source, rebatch
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.batch_rows import ABSENT, Handle
@@ -170,7 +170,7 @@ def evaluate(
     # Who is not known is nobody else: a group of one sample each, of which no list can be judged.
     known_groups = None
     if groups is not None and layout.absent_group is not None:
-        known_groups = groups != np.uint64(layout.absent_group)
+        known_groups = groups & VALUE_MASK != np.uint64(layout.absent_group)
         groups = np.where(known_groups, groups, mix64(np.arange(len(groups), dtype=np.uint64)))
     labels, weights = np.split(labels, [len(layout.tasks)], axis=1)
     weight = weights[:, 0].astype(np.float64) if weights.shape[1] else None

@@ -204,9 +204,7 @@ class Consumers:
                 if batch is not None:
                     pieces.append(batch.take(rows))
             samples = Batch.concat(pieces)
-            arrays = {"ids": samples.ids, "dense": samples.dense, "labels": samples.labels}
-            if samples.offsets is not None:
-                arrays["offsets"] = samples.offsets
+            arrays = samples.named()
             answer = message._replace(kind=MessageKind.SAMPLES)
             with suppress(PeerGoneError, TimeoutError):
                 send_payload(channel.send, answer, arrays)

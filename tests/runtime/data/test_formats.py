@@ -24,9 +24,9 @@ LIBSVM = "".join(
     f"{'+1' if n % 3 else '-1'} {1 + n % 4}:1 {10 + n % 6}:1 30:{0.25 * (1 + n % 8)}\n"
     for n in range(40)
 )
-FFM = "".join(
-    f"{n % 2} 0:0:{0.5 * (n % 6)} 1:{10 + n % 5}:0.2 1:{20 + n % 3}:0.2 2:{40 + n % 7}:1\n"
-    for n in range(40)
+LETOR = "".join(
+    f"{n % 3} qid:{n // 6 + 1} 1:{n % 10 / 10} 3:0.5 46:{n % 7} # doc {n}: # {n}\n"
+    for n in range(240)
 )
 
 
@@ -84,32 +84,54 @@ def test_libsvm_is_a_list_of_indexes_and_the_values_that_differ(tmp_path):
     np.testing.assert_array_equal(batch.ids, tag(0, np.concatenate(expected)))
 
 
-def test_ffm_has_a_column_for_each_field(tmp_path):
-    schema, source = opened(tmp_path, "a.ffm", FFM)
-    assert [(c.name, c.kind) for c in schema.columns] == [
-        ("0:value", "numeric"),
-        ("1", "multi"),
-        ("2", "categorical"),
-    ]
-    test = np.random.default_rng(1).random(40) < 0.2
-    order = [*np.flatnonzero(~test), *np.flatnonzero(test)]
-    batch = whole(source)
-    assert batch.dense[:, 0] == pytest.approx(np.log1p([0.5 * (n % 6) for n in order]))
-    pairs = [tag(0, hash_integers(np.array([10 + n % 5, 20 + n % 3]))) for n in order]
-    last = [tag(1, hash_integers(np.array([40 + n % 7]))) for n in order]
-    assert batch.ids.tolist() == [i for a, b in zip(pairs, last, strict=True) for i in [*a, *b]]
+def test_a_line_of_a_query_is_grouped_by_it_and_no_query_is_divided(tmp_path):
+    """As LETOR, SVMrank and xgboost write them, with the document behind a #."""
+    schema, source = opened(tmp_path, "letor.txt", "# by hand\n" + LETOR)
+    assert schema.group == "qid" and "qid" not in schema.feature_columns
+    assert schema.regression == ("label",)
+    queries = {part: layout_groups(source, part) for part in ("train", "test")}
+    assert not queries["train"] & queries["test"]
+    assert len(queries["train"] | queries["test"]) == 40 and 3 < len(queries["test"]) < 15
+    assert whole(source).size == 240
 
 
-@pytest.mark.parametrize(("text", "name"), [(LIBSVM, "a.txt"), (FFM, "b.txt")])
-def test_a_line_that_is_none_of_the_format_is_told_by_its_number(tmp_path, text, name):
-    _, source = opened(tmp_path, name, text)
-    lines = text.splitlines()
-    (tmp_path / name).write_text("\n".join([*lines[:6], "1 3:", *lines[6:]]))
+def layout_groups(source, part):
+    groups = [source.layout.groups(chunk) for chunk in source.chunks(part)]
+    return set(np.concatenate(groups).tolist())
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("1 3:", "'1 3:'"), ("1:0.5 2:1", "a label that is not known is 0"),
+        ("1 2:1 2:1", "sorted and unique"), ("1 3:1 2:1", "sorted and unique"),
+        ("1 x:1", "'1 x:1'"), ("1 -1:1", "'1 -1:1'"),
+    ],
+)  # fmt: skip
+def test_a_line_that_is_none_of_the_format_is_told_by_its_number(tmp_path, line, told):
+    _, source = opened(tmp_path, "a.txt", LIBSVM)
+    lines = LIBSVM.splitlines()
+    (tmp_path / "a.txt").write_text("\n".join([*lines[:6], line, *lines[6:]]))
     source = open_source(str(tmp_path / "s.toml"))
-    with pytest.raises(DataError, match=rf"{name}, row 7: '3:' is no "):
+    with pytest.raises(DataError, match=r"a\.txt, row 7: ") as caught:
         list(source.chunks("train"))
+    assert told in str(caught.value) and "--data.skip-bad-rows" in str(caught.value)
     source = open_source(str(tmp_path / "s.toml"), skip_bad_rows=True)
     assert whole(source).size == 40
+
+
+def test_a_line_without_the_query_that_groups_is_bad(tmp_path):
+    _, source = opened(tmp_path, "a.txt", LETOR)
+    (tmp_path / "a.txt").write_text(LETOR.replace(" qid:3 ", " ", 1))
+    source = open_source(str(tmp_path / "s.toml"))
+    with pytest.raises(DataError, match=r"row 13: it has no qid:"):
+        list(source.chunks("train"))
+
+
+def test_a_file_of_libffm_is_told_what_to_do(tmp_path):
+    (tmp_path / "a.ffm").write_text("1 0:3:1 1:10:0.5\n")
+    with pytest.raises(DataError, match=r"libffm.*docs/training\.md"):
+        guessed(tmp_path / "a.ffm")
 
 
 def criteo(rows: int, labelled: bool) -> str:
@@ -129,16 +151,8 @@ def test_rows_of_criteo_are_known_without_a_line_of_names(tmp_path):
     assert whole(source).size == 60
 
 
-@pytest.mark.parametrize(
-    ("text", "unlabelled"),
-    [
-        (LIBSVM, "".join(line.partition(" ")[2] + "\n" for line in LIBSVM.splitlines())),
-        (FFM, "".join(line.partition(" ")[2] + "\n" for line in FFM.splitlines())),
-        (criteo(60, labelled=True), criteo(60, labelled=False)),
-    ],
-    ids=["libsvm", "ffm", "criteo"],
-)
-def test_a_file_without_labels_is_scored_as_the_one_that_has_them(tmp_path, text, unlabelled):
+def test_a_file_without_labels_is_scored_as_the_one_that_has_them(tmp_path):
+    text, unlabelled = criteo(60, labelled=True), criteo(60, labelled=False)
     opened(tmp_path, "a.txt", text)
     (tmp_path / "b.txt").write_text(unlabelled)
     run = str(tmp_path / "run")

@@ -1,0 +1,111 @@
+"""A group that is no feature: judged by, carried along, and divided by no split that says so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runtime.__main__ import main
+from runtime.data.errors import DataError
+from runtime.data.files import FileSource
+from runtime.data.open import open_source
+from runtime.data.schema import read_schema
+from tests.runtime.clicks_of_a_user import write_clicks
+
+USERS = [None, "u1", "u2", "u3", "7", "7.0"]
+
+
+def schema_text(columns: str, more: str = "") -> str:
+    return (
+        'name = "s"\nfile = "s.csv"\nlabels = ["y"]\ngroup = "user"\n'
+        f"split = {{ test_fraction = 0.4, random_seed = 5{more} }}\ncolumns = [{columns}]\n"
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    draw = np.random.default_rng(0)
+    users = [USERS[n] or "" for n in draw.integers(0, 6, 300)]
+    rows = [f"{user},{n % 11},{draw.integers(0, 2)}" for n, user in enumerate(users)]
+    (tmp_path / "s.csv").write_text("\n".join(["user,item,y", *rows]) + "\n")
+    return tmp_path
+
+
+def opened(folder, text, **options):
+    (folder / "s.toml").write_text(text)
+    return open_source(str(folder / "s.toml"), **options)
+
+
+def groups_of(source, part):
+    return np.concatenate([source.layout.groups(chunk) for chunk in source.chunks(part)])
+
+
+def test_the_groups_are_those_of_the_same_column_as_a_feature(folder):
+    own = opened(folder, schema_text('"user", "item"'))
+    apart = opened(folder, schema_text('"item"'))
+    for part in ("train", "test"):
+        _, one = np.unique(groups_of(own, part), return_inverse=True)
+        _, other = np.unique(groups_of(apart, part), return_inverse=True)
+        pairs = set(zip(one.tolist(), other.tolist(), strict=True))
+        assert len(pairs) == 5, "7 and 7.0 are one user, and those without one another"
+    (chunk,) = apart.chunks("test")
+    assert [field.name for field in apart.layout.fields] == ["item"]
+    order = np.arange(chunk.size)[::-1]
+    assert (chunk.take(order).groups == chunk.groups[::-1]).all()
+    assert (chunk.rows(3, 9).groups == chunk.groups[3:9]).all()
+    assert (
+        chunk.concat([chunk.rows(0, 5), chunk.rows(5, chunk.size)]).groups == chunk.groups
+    ).all()
+
+
+def test_groups_are_kept_with_a_parse(folder, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    source = opened(folder, schema_text('"item"'), keep=True)
+    first = groups_of(source, "test")
+    monkeypatch.setattr(FileSource, "turns", None)
+    again = groups_of(opened(folder, schema_text('"item"'), keep=True), "test")
+    np.testing.assert_array_equal(first, again)
+
+
+def test_a_split_by_group_divides_none(folder):
+    source = opened(folder, schema_text('"item"', ", by_group = true"))
+    parts = [groups_of(source, part) for part in ("train", "test")]
+    absent = np.bincount(np.unique(np.concatenate(parts), return_inverse=True)[1])
+    shared = set(parts[0].tolist()) & set(parts[1].tolist())
+    assert sum(map(len, parts)) == 300 and len(absent) == 5
+    assert len(shared) == 1, "samples without a user are drawn one by one"
+    assert "0.4 of the groups" in source.provenance().split
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (schema_text('"item", { name = "user", kind = "multi" }'), "one value a sample"),
+        (schema_text('"item"').replace('"user"', '"y"'), "no label"),
+        (schema_text('"item"', ", by_group = true").replace('group = "user"\n', ""), "is none"),
+        (schema_text('"item"').replace("random_seed = 5", "by_group = true"), "random_seed"),
+    ],
+)  # fmt: skip
+def test_a_group_that_cannot_be_is_refused(folder, text, told):
+    (folder / "s.toml").write_text(text)
+    with pytest.raises(DataError, match=told):
+        read_schema(folder / "s.toml")
+
+
+@pytest.mark.parametrize(
+    "loaders", [[], ["--executor", "concurrent", "--loaders", "1"]], ids=["", "loaders"]
+)
+def test_a_run_is_judged_within_groups_that_it_does_not_read(tmp_path, loaders, capsys):
+    schema = write_clicks(tmp_path)
+    text = schema.read_text()
+    assert 'group = "user"' not in text
+    schema.write_text(f'group = "day"\n{text}')
+    run = str(tmp_path / "run")
+    words = ["train", "--data.name", str(schema), "--batch", "32", "--model.hidden", "8"]
+    words += ["--steps", "6", "--checkpoint-every", "end", "--out", run, *loaders]
+    assert main(words) == 0
+    assert main(["evaluate", run]) == 0
+    assert "GAUC" in capsys.readouterr().out
+    assert (
+        main(["predict", run, "--data", str(tmp_path / "clicks.csv"), "--out", f"{run}.csv"]) == 0
+    )
