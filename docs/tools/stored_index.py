@@ -1,6 +1,6 @@
-"""`python docs/tools/stored_index.py [COMMAND]` brings docs/results/index.csv up to date with the
-tables beside it: those that are new or changed get the command that made them, and this day,
-machine and commit. Run it where they were made."""
+"""`python docs/tools/stored_index.py COMMAND TABLE ...` writes what made these stored tables
+into the index beside them: the command, this day, machine and commit. Run it where they were made.
+Without arguments it says which tables are new or changed."""
 
 from __future__ import annotations
 
@@ -8,51 +8,53 @@ import csv
 import hashlib
 import io
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.catalogue import STUDIES
-from experiments.paper.record import STORED, read_rows
+from experiments.paper.record import STORED, Row, read_rows
 from persia_sim.base.files import atomic_write
 from runtime.run.folder import environment
 
-INDEX = STORED / "index.csv"
+INDEX = "index.csv"
 COLUMNS = ("file", "command", "date", "machine", "commit", "sha256")
 
 
-def index(command: str) -> list[dict[str, str]]:
-    """A line for each stored table, those that are unchanged as they are."""
-    known = {row["file"]: row for row in read_rows(INDEX)}
+def changed(folder: Path) -> list[str]:
+    """Names of the tables whose line is not there, or has another checksum."""
+    known = {row["file"]: row["sha256"] for row in read_rows(folder / INDEX)}
+    tables = sorted(path.name for path in folder.glob("*.csv") if path.name != INDEX)
+    return [name for name in tables if known.get(name) != _sha256(folder / name)]
+
+
+def index(folder: Path, command: str, names: Sequence[str]) -> list[Row]:
+    """The lines with those of the named tables written anew; other lines stay as they are, but for
+    tables that are gone."""
+    lines: dict[str, Mapping[str, str]] = {row["file"]: row for row in read_rows(folder / INDEX)}
     about = environment()
-    changed = " and changed files" if about["modified"] else ""
-    made = {
-        "date": str(about["started"])[:10],
-        "machine": f"{about['cpu']}, {about['cores']} cores",
-        "commit": f"{str(about['commit'])[:10]}{changed}",
-    }
-    lines = []
-    for table in sorted(set(STORED.glob("*.csv")) - {INDEX}):
-        sha256 = hashlib.sha256(table.read_bytes()).hexdigest()
-        line = known.get(table.name)
-        if line is None or line["sha256"] != sha256:
-            by = command or f"persia-experiments {_study(table)}"
-            line = {"file": table.name, "command": by, **made, "sha256": sha256}
-        lines.append(line)
-    return lines
+    files = " and changed files" if about["modified"] else ""
+    for name in names:
+        lines[name] = {
+            "file": name,
+            "command": command,
+            "date": str(about["started"])[:10],
+            "machine": f"{about['cpu']}, {about['cores']} cores",
+            "commit": f"{str(about['commit'])[:10]}{files}",
+            "sha256": _sha256(folder / name),
+        }
+    return [dict(lines[name]) for name in sorted(lines) if (folder / name).is_file()]
 
 
-def _study(table: Path) -> str:
-    """The study that the table is called after. Raises ValueError where there is none."""
-    names = [name for name in STUDIES if table.stem.startswith(name.replace("-", "_"))]
-    if not names:
-        raise ValueError(f"no study is called as {table.name}; name the command that made it")
-    return max(names, key=len)
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":
-    lines = index(" ".join(sys.argv[1:]))
-    with atomic_write(INDEX) as file:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    if len(sys.argv) < 3:
+        sys.exit(f"name the command, and tables that it made: {', '.join(changed(STORED))}")
+    rows = index(STORED, sys.argv[1], sys.argv[2:])
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    with atomic_write(STORED / INDEX) as file:
         file.write(text.getvalue().encode())
