@@ -162,10 +162,12 @@ def scenario_of(case: Case, steps: int) -> Scenario:
     role = replace(cluster.nn, host=host, ram_bytes_per_process=host.ram_bytes / 10**4)
     side_by_side = max(_BUFFER, case.window + 1) if case.latency_s else 1
     # The runtime's queues grow with the window; the simulator's own default would let fewer wait.
-    buffers = dict.fromkeys(_BUFFERS, case.config(steps).queue_capacity)
+    config = case.config(steps)
+    buffers = dict.fromkeys(_BUFFERS, config.queue_capacity)
 
-    # Servers of another host: a lookup is answered before the next, pushes follow each other.
+    # Servers that are processes: several lookups of a rank are on their way, pushes follow.
     apart = case.servers > 0
+    travels_far = apart or case.latency_s > 0
     if apart:
         rate = case.gbit_per_s / 8 * 1e9 if case.gbit_per_s else 1e18
         role = replace(role, host=replace(host, nic_bytes_per_s=rate))
@@ -200,7 +202,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
         mode=case.mode,
         discipline=Discipline.FLUID if apart else Discipline.UNSHARED,
         queues=Queues(
-            lookups_in_flight=side_by_side,
+            lookups_in_flight=config.engine.lookups_in_flight if travels_far else 1,
             push_tasks=_BUFFER if apart else side_by_side,
             reserve=True,
             **buffers,

@@ -10,9 +10,11 @@ import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from experiments.benching.slow_wire import Wire, slow_wire
 from persia_sim.base.staleness import staleness_in_steps
@@ -22,6 +24,8 @@ from runtime.engines import row_processes
 from runtime.engines.row_processes import RowProcesses
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.rank.stages import RankStages
+from tests.runtime.engines.test_rank_process import on_one_host, train_one
+from tests.runtime.spawned import Processes
 from tests.runtime.worlds import ArraySource, config, host_of_servers, run
 
 
@@ -201,3 +205,31 @@ def test_no_more_lookups_are_on_their_way_than_is_said(lookups, monkeypatch):
     with wired("servers", 0.01):
         run(config(**chosen, **behind("servers")), ArraySource(24 * 30)).store.close()
     assert most == lookups
+
+
+def _train_behind_a_wire(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
+    for round_trip_s in (0.03, 0.3, 1.0):
+        here = on_one_host(rank, ranks, dist.PrefixStore(str(round_trip_s), store))
+        chosen = {"mode": Mode.HYBRID, "tau": 4, "ranks": ranks, "dense_sum": "gather"}
+        with wired("servers", round_trip_s / 2):
+            settings = config(**chosen, **behind("servers"))
+            world = train_one(settings, here, set())
+            late = ""
+            if world is not None:
+                stale = staleness_in_steps(world.trace)
+                assert stale.oldest_missing_steps.max() <= 4
+                late = str(stale.missing_steps[stale.step > 4].mean())
+            is_late = float(here.group.gather("late", late)[0]) > 2
+            here.close()
+        if is_late:
+            break
+    assert is_late
+
+
+@pytest.mark.long
+@pytest.mark.law5
+@pytest.mark.law12
+@pytest.mark.law15
+def test_ranks_that_are_processes_hide_a_wire_too(tmp_path):
+    """As torchrun starts them; their dense step is not behind the wire."""
+    Processes(2, _train_behind_a_wire, tmp_path).join_well()

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import pytest
 
+from persia_sim.base.trace import Kind
 from runtime.checkpoint.rows import load, take
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
@@ -36,7 +37,7 @@ from tests.runtime.engines.served import (
     ones,
     served,
 )
-from tests.runtime.engines.test_faults import suspend, until
+from tests.runtime.engines.test_faults import in_thread, suspend, until
 
 IDS = tuple(range(12))
 
@@ -210,6 +211,34 @@ def test_batches_that_were_read_and_not_pushed_at_the_death_are_pushed_after_it(
         found.store.drain()
         assert set(counts(found.store).values()) == {4}
         assert lost_at(found.store) == [0]
+
+
+@pytest.mark.law5
+@pytest.mark.law13
+def test_all_that_is_unanswered_at_a_death_is_asked_again_in_its_order():
+    """What is new comes behind it: before, it would wait there for a window that those open."""
+    rules = ServerRules(tau=2)
+    with served(rules, servers=2) as found:
+        may_come_back(found, rules)
+        store = found.store
+        handles = [store.begin(0, step, batch_of(*IDS)) for step in range(8)]
+        for handle in handles[:6]:  # from 3 on they wait for their window
+            store.ask(handle)
+        store.look_up(handles[0])
+        kill(found.processes, 0)
+        later, errors = in_thread(lambda: [store.ask(handle) for handle in handles[6:]])
+        store.give((handles[0], ones(handles[0])))
+        for handle in handles[1:]:
+            if handle is handles[6]:
+                later.join(60)
+            store.look_up(handle)
+            store.give((handle, ones(handle)))
+        store.drain()
+        read = [[e[2] for e in at.tolist() if e[0] == Kind.LOOKUP] for at in store.recorded()]
+        assert not errors and read[1] == list(range(8))
+        assert read[0] == sorted(set(read[0])) and read[0][-1] == 7
+        for status in store.statuses():
+            assert status["version"] + status["lost"] == 8
 
 
 @pytest.mark.first_case
