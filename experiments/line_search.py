@@ -124,9 +124,12 @@ def judged_on_validation_rows(config: TrainConfig) -> TrainConfig:
     return replace(config, data=data, evaluation=evaluation)
 
 
-def searches_of(lines: Sequence[Line], table: SearchTable, root: Path) -> list[list[LineSearch]]:
+def searches_of(
+    lines: Sequence[Line], table: SearchTable, root: Path, also: str = ""
+) -> list[list[LineSearch]]:
     """The searches: a list for each line that is held against none, with those that go back to it
-    behind it."""
+    behind it. ``also``: a digest of what decides beside the data."""
+    checksums: dict[str, str] = {}
     by_name = {(line.group, line.name): line for line in lines}
     families: dict[tuple[Any, ...], list[LineSearch]] = {}
     for line in lines:
@@ -134,8 +137,11 @@ def searches_of(lines: Sequence[Line], table: SearchTable, root: Path) -> list[l
         while first.versus and first.versus[0] not in seen:
             seen.add(first.versus[0])
             first = by_name[line.group, first.versus[0]]
-        checksum = data_sha256(judged_on_validation_rows(line.config))
-        search = LineSearch(line, table.seeds, root, checksum)
+        config = judged_on_validation_rows(line.config)
+        if repr(config.data) not in checksums:
+            checksums[repr(config.data)] = data_sha256(config)
+        decides = " ".join(filter(None, [checksums[repr(config.data)], also]))
+        search = LineSearch(line, table.seeds, root, decides)
         family = families.setdefault((first.group, first.name), [])
         family.insert(0 if line is first else len(family), search)
     return list(families.values())

@@ -18,7 +18,7 @@ from experiments.gaps import FOOTNOTE, Run, columns_of, gap_of, gap_table
 from experiments.line_search import (
     RATE_COLUMNS,
     RULE,
-    Chosen,
+    LineSearch,
     at_rates,
     print_plan,
     rate_rows,
@@ -115,25 +115,14 @@ def table_of(
 
     # The rates first, where they are wanted.
     tables: dict[str, Table] = {}
-    chosen: list[Chosen] = []
     if is_searched:
-        families = searches_of(lines, search, options.out)
+        families = searches_of(lines, search, options.out, also)
         if options.dry_run:
             print_plan(families, search, options.jobs)
         else:
-            chosen = searched(families, search, options.jobs)
-            tables["_rates"] = _told_rates(chosen)
-            by_name = {(one.search.line.group, one.search.line.name): one for one in chosen}
-            choices = [by_name[line.group, line.name].choice for line in lines]
-            lines = tuple(
-                replace(line, config=at_rates(line.config, choice.rates))
-                for line, choice in zip(lines, choices, strict=True)
-            )
-            for line, choice in zip(lines, choices, strict=True):
-                if choice.outcome != NO_RATE:
-                    print(f"persia-runtime train --config {write_config(line, options.out)}")
+            lines, tables["_rates"] = _at_own_rates(lines, families, study, options)
         if search.only:
-            if chosen:
+            if tables:
                 leave(options, {"": tables["_rates"]})
             return tables.get("_rates", [])
 
@@ -186,13 +175,25 @@ def points_of(lines: Sequence[Line], seeds: int, also: str = "") -> list[list[Po
     return points
 
 
-def _told_rates(chosen: Sequence[Chosen]) -> Table:
-    """Print the rates of each line; returns every pair that was tried."""
+def _at_own_rates(
+    lines: Sequence[Line], families: Sequence[list[LineSearch]], study: Study, options: Options
+) -> tuple[tuple[Line, ...], Table]:
+    """The lines at the rates that are searched for each, which it prints and leaves as files; and
+    every pair that was tried."""
+    chosen = searched(families, study.file.search, options.jobs)
     rows = rate_rows(chosen)
     print("\nrates by line, judged on validation samples\n")
     print(table([row for row in rows if row["rates"]], RATE_COLUMNS))
     print(f"\n{RULE}")
-    return rows
+
+    choices = {(one.search.line.group, one.search.line.name): one.choice for one in chosen}
+    result = []
+    for line in lines:
+        choice = choices[line.group, line.name]
+        result.append(replace(line, config=at_rates(line.config, choice.rates)))
+        if choice.outcome != NO_RATE:
+            print(f"persia-runtime train --config {write_config(result[-1], options.out)}")
+    return tuple(result), rows
 
 
 def _told(
