@@ -194,8 +194,8 @@ STUDIES = _by_name(
         minutes=8,
         title="Hybrid, or tables on the GPUs",
         caption="Samples per second and dollars a sample of hybrid over synchronous training with"
-        " the tables spread over GPUs, for the same workload, by model size, network and GPU:"
-        " above 1 (blue) hybrid wins. A star: the other side needs more GPUs for its rows.",
+        " the tables spread over GPUs, for the same workload, by model size, network and GPU.",
+        draws=False,
         quick="--gpus a100 --software torchrec --steps 16 --nic-gbit-per-s 10 100 400"
         " --parameters 1e10 1e12 6.25e12 1e14",
         quick_minutes=0.5,

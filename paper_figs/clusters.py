@@ -8,12 +8,11 @@ import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, ListedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from paper_figs import SHORT, style
+from paper_figs import SHORT
 from paper_figs.style import GAP_LABEL, in_order, legend_below, look_of, of_tables, spread_of
 
 STAGE_LOOKS = {
@@ -408,80 +407,3 @@ def _in_lines(words: str) -> str:
             head, tail = words.split(mark, 1)
             return f"{head}{mark.strip()}\n{tail}"
     return words
-
-
-RATIOS = {
-    "throughput_ratio": ("samples/s: hybrid\nover {}", 2.5),
-    "dollar_ratio": ("dollars a sample:\n{},\nover hybrid", 16.0),
-}
-"""Column -> its meaning, and the gain at which the shade ends."""
-
-
-LOSES = "#FFF0DC", "#F3B566"
-WINS = "#5B9BC8", "#0B2A57"
-"""Shades of what loses, from break-even on, and of what wins: two hues, and lighter and darker than
-any shade of the other in grey."""
-
-
-@of_tables
-def sharded_map_figure(rows: pd.DataFrame) -> Figure:
-    """A column of panels a GPU, a row a ratio, rival and law of its host's launching; where hybrid
-    wins fields are blue with white numbers, where it loses orange with black ones.
-
-    Numbers are ratios above 1 where hybrid wins. A star says that the sharded side needs more GPUs
-    than hybrid has for the memory of its rows.
-    """
-    # A panel for each pair of rival and GPU; titles above the first row, rivals on the left.
-    style.no_small_text()
-    gpus = list(rows.gpu.unique())
-    rows = rows.assign(rival=rows.software + ",\nits host " + rows.host_time)
-    rivals = list(rows.rival.unique())
-    lines = [(ratio, rival) for ratio in RATIOS for rival in rivals]
-    size = (2.1 * len(gpus) + 1.1, 1.75 * len(lines) + 0.9)
-    figure, axes = plt.subplots(len(lines), len(gpus), figsize=size, squeeze=False)
-    for line, (ratio, rival) in enumerate(lines):
-        for column, gpu in enumerate(gpus):
-            of_panel = rows[(rows.gpu == gpu) & (rows.rival == rival)]
-            _map_panel(axes[line, column], of_panel, ratio)
-            axes[line, column].set_title(gpu.upper())
-        axes[line, 0].set_ylabel(f"{RATIOS[ratio][0].format(rival)}\nparameters")
-    for ax in axes[-1]:
-        ax.set_xlabel("NIC of a host [Gbit/s]")
-    figure.suptitle(
-        "Above 1 (blue, white numbers) hybrid wins, below (orange) tables on the GPUs\n"
-        "*: these need more GPUs for their memory",
-    )
-    return figure
-
-
-def _map_panel(ax: Axes, rows: pd.DataFrame, ratio: str) -> None:
-    # Shades by the logarithm of the ratio, of two hues that meet at break-even.
-    grid = rows.pivot(index="parameters", columns="nic_gbit_per_s", values=ratio)
-    need = rows.pivot(index="parameters", columns="nic_gbit_per_s", values="sharded_gpus")
-    logs, most = np.log2(grid.to_numpy()), np.log2(RATIOS[ratio][1])
-    shades = np.linspace(0, 1, 128)
-    halves = [LinearSegmentedColormap.from_list("", two)(shades) for two in (LOSES[::-1], WINS)]
-    colours = ListedColormap(np.concatenate(halves))
-    ax.imshow(
-        logs, cmap=colours, norm=TwoSlopeNorm(0.0, -most, most), origin="lower", aspect="auto"
-    )
-
-    # The ratio in each field; what is shown as 1.00 may be a little below.
-    for y, x in np.ndindex(logs.shape):
-        many = "*" if need.to_numpy()[y, x] > rows.hybrid_gpus.iloc[0] else ""
-        value = grid.iat[y, x]
-        text = f"{value:.{2 if value < 10 else 0}f}{many}"
-        colour = "white" if logs[y, x] >= 0 else "black"
-        ax.text(x, y, text, ha="center", va="center", color=colour, zorder=5)
-    ax.set_xticks(range(len(grid.columns)), [f"{nic:g}" for nic in grid.columns])
-    ax.set_yticks(range(len(grid.index)), [_size(size) for size in grid.index])
-    ax.grid(visible=False)
-
-
-def _size(parameters: float) -> str:
-    """The number of parameters in words.
-
-    >>> _size(1e10), _size(6.25e12)
-    ('10 G', '6.25 T')
-    """
-    return f"{parameters / 1e12:g} T" if parameters >= 1e12 else f"{parameters / 1e9:g} G"

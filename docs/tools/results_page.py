@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "README.md"
 README = ROOT / "README.md"
 SIMULATOR = ROOT / "docs" / "simulator.md"
+SIMULATED = ROOT / "docs" / "results" / "simulated.md"
 ARTIFACT = ROOT / "ARTIFACT.md"
 TRANSCRIPT = ROOT / "examples" / "first_day.txt"
 NAMES = {
@@ -358,6 +359,24 @@ def claims() -> str:
     return claims_table(answers(ROOT / "no run at all"))
 
 
+def sharded_table() -> str:
+    """Hybrid against tables on the GPUs, where the host's launching is exposed: a line for each GPU
+    and size, a pair for each NIC."""
+    rows = [r for r in read_rows(STORED / "sharded_map.csv") if r["host_time"] == "exposed"]
+    cells = {(r["gpu"], float(r["parameters"]), float(r["nic_gbit_per_s"])): r for r in rows}
+    nics = sorted({nic for *_, nic in cells})
+    lines = []
+    for gpu, size in dict.fromkeys(place[:2] for place in cells):
+        of_place = [cells[gpu, size, nic] for nic in nics]
+        pairs = [
+            f"{float(r['throughput_ratio']):.2f} / {float(r['dollar_ratio']):.2f}" for r in of_place
+        ]
+        words = f"{size / 1e12:g} T" if size >= 1e12 else f"{size / 1e9:g} G"
+        lines.append([gpu.upper(), words, f"{int(of_place[0]['sharded_gpus']):,}", *pairs])
+    heads = ["GPU", "parameters", "GPUs of sharded", *(f"{nic:g} Gbit/s" for nic in nics)]
+    return markdown(heads, lines)
+
+
 BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     RESULTS: {
         "lateness: order": order_table,
@@ -370,6 +389,7 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     },
     README: {"answer": answer, "first run": first_run, "which mode": which_mode_table},
     SIMULATOR: {"screen": screen},
+    SIMULATED: {"who wins": sharded_table},
     ARTIFACT: {"claims": claims},
 }
 """By page: what is written between its marks."""

@@ -286,7 +286,7 @@ Cell = dict[str, Any]
 
 
 def run(options: Options) -> None:
-    """Fill the map, write the table and the figure, print where hybrid wins."""
+    """Fill the map, write the table, print where hybrid wins."""
     places = product(options.gpus, options.software, options.nic_gbit_per_s, options.parameters)
     calls = [
         (*place, options.batch, options.steps, host_time)
@@ -305,7 +305,7 @@ def run(options: Options) -> None:
     cells: list[Cell] = results.of(cell_of, calls, "cells")
     print(table(cells))
     print(summary(cells))
-    leave(options, {"": cells}, drawn_first=1)
+    leave(options, {"": cells})
 
 
 def cell_of(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import exp
-from pathlib import Path
 from typing import Annotated
 
 from persia_sim.base.command_line import Unset
@@ -13,7 +12,7 @@ from persia_sim.base.schema import hold_choices
 from persia_sim.cluster.machine import Precision, System
 from persia_sim.cluster.workload import Workload
 from persia_sim.presets.catalogue import MACHINES, ranker_of, rankers, workloads
-from persia_sim.presets.from_file import find, read_host, read_model, read_plan, read_software
+from persia_sim.presets.from_file import find, read_host, read_model, read_software
 from persia_sim.presets.software import REACH, SOFTWARE, band_ln, strange
 from persia_sim.report.compare import MOST_GPUS, fitting_gpus
 from persia_sim.sharded.plan import HostTime, Pipeline, Strategy
@@ -52,10 +51,6 @@ class ShardedOptions:
     """base, sparse_dist, prefetch or semi_sync."""
     strategy: Annotated[Strategy | None, Unset("the software's")] = None
     """How tables are split."""
-    plan: Path | None = None
-    """A plan that is there already, to be priced and beaten: a JSON list of all tables, each
-    {"table": its number, "kind": "row_wise", "ranks": [0, 1]}; kinds are table_wise, row_wise,
-    column_wise and data_parallel."""
     anyway: bool = False
     """Answer as if the rows had room where they have none; the answer says so."""
     print_stages: bool = False
@@ -87,9 +82,6 @@ def job_of(options: ShardedOptions) -> Job:
     # The system and what is chosen otherwise in it.
     software = find(options.software, "--software", SOFTWARE, read_software)
     hosts = {name: host for name, host in MACHINES.items() if host.gpus}
-    both = options.plan is not None and options.strategy is not None
-    rule = "--plan says where each table lies, so nothing reads it"
-    require(not both, "--strategy", options.strategy, rule, "drop one of them")
     if options.pipeline is not None:
         software = replace(software, pipeline=options.pipeline)
     if options.strategy is not None:
@@ -101,7 +93,6 @@ def job_of(options: ShardedOptions) -> Job:
         reach=REACH,
         batch=options.gpus * batch,
         precision=options.precision or precision,
-        placements=() if options.plan is None else read_plan(options.plan),
     )
 
 
@@ -136,21 +127,6 @@ _JOINED = {
 """What becomes of the host's time beside the GPU's, as the screen says it."""
 
 
-def _beaten(job: Job, given_s: float) -> str:
-    """The fastest plan of ours that has room, beside one that is given."""
-    tried = {}
-    for strategy in Strategy:
-        software = replace(job.software, strategy=strategy)
-        other = replace(job, software=software, placements=())
-        if fits(other):
-            tried[strategy] = step_s(other)
-    best = min(tried, key=lambda strategy: tried[strategy], default=None)
-    if best is None or tried[best] >= given_s:
-        return "none of ours that has room"
-    rate = job.batch / tried[best]
-    return f"--strategy {best}: {rate:,.0f} samples/s, {given_s / tried[best] - 1:+.1%}"
-
-
 def _bars(job: Job) -> dict[str, float]:
     """Seconds of each stage of one batch, and of the host."""
     # In the order of a batch; what overlaps stands beside what it hides behind.
@@ -180,7 +156,7 @@ def _stages_of(job: Job, step: float) -> list[str]:
     bars = _bars(job)
     host = job.system.host
     title = "stages of a batch, ms (pipelined ones run beside others)"
-    if job.system.nodes == 1 or job.placements:
+    if job.system.nodes == 1:
         lines = [f"  {name:31} {1e3 * bar:9.3f}" for name, bar in bars.items() if bar]
         return [title, *lines]
 
@@ -228,9 +204,8 @@ def run_sharded(options: ShardedOptions) -> str:
         f"memory        {_needed(job)}"
         + ("" if fits(job) else ": THEY DO NOT FIT")
         + doubts.get("memory", ""),
-        f"plan          {options.plan or job.software.strategy}: the busiest GPU reads "
+        f"plan          {job.software.strategy}: the busiest GPU reads "
         f"{plan.imbalance:.2f} times the mean",
-        *([f"beaten by     {_beaten(job, step)}"] if job.placements else []),
         "loading       free: batches are taken to lie in the hosts' memory in time",
         "staleness     " + ("1 step" if job.software.pipeline is Pipeline.SEMI_SYNC else "none"),
     ]

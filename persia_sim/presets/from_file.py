@@ -26,7 +26,7 @@ from persia_sim.cluster.workload import Workload
 from persia_sim.presets.catalogue import CLUSTERS, GPUS, MACHINES, costs_of, rankers, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import SOFTWARE
-from persia_sim.sharded.plan import PlacedTable, Software
+from persia_sim.sharded.plan import Software
 from persia_sim.sharded.ranker import Ranker
 
 Record = TypeVar("Record")
@@ -249,17 +249,6 @@ def _made_of_layers(document: dict[str, Any], make: Callable[[], Ranker]) -> Ran
 def read_host(path: Path) -> Host:
     """A machine."""
     return _read(Host, path, "system", MACHINES)
-
-
-def read_plan(path: Path) -> tuple[PlacedTable, ...]:
-    """Where each table lies: a list of placements."""
-    document = read_document(path)
-    if not isinstance(document, list) or not document:
-        raise ValueError(f"{path} must be a list of tables' placements, got {shown(document)}")
-    return tuple(
-        record_of(PlacedTable, one, f"entry {number} of {path}")
-        for number, one in enumerate(document)
-    )
 
 
 def read_software(path: Path) -> Software:

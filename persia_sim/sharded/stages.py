@@ -21,11 +21,9 @@ from persia_sim.sharded.plan import (
     HostTime,
     Keys,
     Pipeline,
-    PlacedTable,
     Plan,
     Software,
     Strategy,
-    given_plan,
     make_plan,
 )
 from persia_sim.sharded.ranker import Ranker, RowUpdate, Storage
@@ -57,8 +55,6 @@ class Job:
     """Batches come from files; else they are on the GPUs before."""
     wire_bytes: int | None = None
     """Bytes of a pooled number that travels; None: as activations."""
-    placements: tuple[PlacedTable, ...] = ()
-    """A plan that is given, table by table; none: the software's strategy makes one."""
 
     def __post_init__(self) -> None:
         hold_choices(self)
@@ -105,8 +101,6 @@ class Job:
     def plan(self) -> Plan:
         """Where the tables are."""
         soft = self.software
-        if self.placements:
-            return given_plan(self.ranker, self.system.gpus, self.placements)
         return make_plan(
             self.ranker,
             self.system.gpus,
@@ -258,9 +252,7 @@ def arrival_s(job: Job) -> tuple[float, float]:
     # Of rows that every GPU has none travel; those of a table in columns, to each of them.
     arrival = (dense + keys) / over_bus
     keys -= b * plan.local_ids * _ID_BYTES
-    if job.placements:
-        keys = b * float(plan.sharded.ids.sum()) * _ID_BYTES
-    if soft.strategy is Strategy.COLUMN and not job.placements:  # every GPU needs all ids
+    if soft.strategy is Strategy.COLUMN:  # every GPU needs all ids
         return arrival, gather_s(system, reach, keys)
     return arrival, exchange_s(system, reach, keys * (gpus - 1) / gpus)
 

@@ -354,4 +354,4 @@ def test_the_map_is_written_with_its_ratios(tmp_path, capsys):
     (tmp_path / "cells.jsonl").write_text(lines[0] + '\n{"label": "cut')
     sharded_map.run(replace(options, dry_run=True))
     assert "4 cells (3 to run)" in capsys.readouterr().out
-    assert (tmp_path / "sharded_map.png").stat().st_size > 10_000
+    assert not (tmp_path / "sharded_map.png").exists()

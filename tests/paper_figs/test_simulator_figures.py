@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
 from paper_figs.clusters import (
@@ -12,7 +11,6 @@ from paper_figs.clusters import (
     checkpoint_interval_figure,
     cluster_sweep_figure,
     modes_timeline_figure,
-    sharded_map_figure,
     which_mode_figure,
 )
 from paper_figs.throughput import predict_published_figure
@@ -76,40 +74,6 @@ def test_an_ablation_shows_shares_and_auc_gaps_with_their_intervals(tmp_path):
     assert [*points.lines[0].get_xdata()] == pytest.approx([2.0])
     assert [*points.lines[0].get_ydata()] == [1], "on the line of its variant"
     assert "5 paired seeds" in aucs.get_title()
-
-
-def test_a_map_says_the_ratio_of_every_cell_and_stars_where_memory_asks_for_more_gpus(tmp_path):
-    rows = [
-        {
-            "gpu": "a100", "software": "torchrec", "host_time": "exposed",
-            "nic_gbit_per_s": nic, "parameters": size,
-            "throughput_ratio": 2.0 if nic == 10 else 0.5,
-            "dollar_ratio": 1.05 if size == 1e14 else 16.3,
-            "hybrid_gpus": 64, "sharded_gpus": 64 if size == 1e10 else 6256,
-        }
-        for nic in (10.0, 100.0)
-        for size in (1e14, 1e10)
-    ]  # fmt: skip
-    figure = sharded_map_figure(write_table(tmp_path / "sharded_map.csv", rows))
-    faster, cheaper = figure.axes[:2]
-    words = {t.get_position(): t.get_text() for t in faster.texts}
-    assert words == {(0, 0): "2.00", (1, 0): "0.50", (0, 1): "2.00*", (1, 1): "0.50*"}
-    assert tick_labels(faster) == ["10", "100"]
-    assert tick_labels(faster, "y") == ["10 G", "100 T"], "small models below"
-    assert {t.get_text() for t in cheaper.texts} == {"16", "1.05*"}, "what wins is not a 1"
-    assert min(text.get_fontsize() for text in (*faster.texts, faster.yaxis.label)) >= 8
-
-    # What wins and what loses differ in hue, and every win is darker in grey than any loss.
-    (image,) = faster.images
-    win, loss = image.to_rgba(np.array([[0.01, -0.01]]))[0]
-    assert win[2] > win[0] and loss[0] > loss[2], "blue wins, orange loses"
-    shades = image.to_rgba(np.linspace(-4, 4, 400)[None])[0, :, :3] @ (0.299, 0.587, 0.114)
-    assert shades[200:].max() + 0.1 < shades[:200].min()
-    assert {text.get_text(): text.get_color() for text in faster.texts} == {
-        "2.00": "white", "2.00*": "white", "0.50": "black", "0.50*": "black"
-    }  # fmt: skip
-    assert faster.get_title() == "A100"
-    assert faster.get_ylabel() == "samples/s: hybrid\nover torchrec,\nits host exposed\nparameters"
 
 
 def test_predictions_lie_over_measurements_and_rows_without_one_are_left_out(tmp_path):
