@@ -57,12 +57,14 @@ def request_limit_s() -> float:
     return float(os.environ.get(REQUEST_S, USUAL_REQUEST_S))
 
 
-_GIVEN_UP = threading.Event()
+_given_up = ""
+"""Why this process asks no store any more; empty while it does."""
 
 
-def give_up_stores() -> None:
-    """From now on no store is waited for: this process is asked to end, and one does not answer."""
-    _GIVEN_UP.set()
+def give_up_stores(why: str) -> None:
+    """From now on nothing is asked of a store, nor waited for, in this process."""
+    global _given_up
+    _given_up = why
 
 
 def user_cache() -> Path:
@@ -129,6 +131,39 @@ class Store:
                     )
         except FileNotFoundError:
             raise BrokenFileError(f"{what} is not there") from None
+
+    def create(self, name: str, content: bytes) -> None:
+        """Make a small file where there is none, in one step where the store can. It is tried once:
+        what is raised where there is one, or where the store cannot, is of the store's own kind."""
+        at = self._at(name)
+
+        def make(_: Any) -> None:
+            if self.url.startswith("file:"):  # other stores have no folders, or make them
+                self._system.makedirs(self._root, exist_ok=True)
+            self._system.pipe_file(at, content, mode="create")
+
+        self._answered(make)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file, in place of what is there."""
+        with tempfile.NamedTemporaryFile(prefix="persia-testbed-") as file:
+            file.write(content)
+            file.flush()
+            self.put(Path(file.name), name)
+
+    def read(self, name: str, most_bytes: int) -> bytes | None:
+        """The content of a small file, or its beginning; None where there is none."""
+        at = self._at(name)
+        what = f"{self.url}/{name} cannot be read"
+
+        def read(_: Any) -> bytes:
+            self._system.invalidate_cache()
+            return bytes(self._system.cat_file(at, start=0, end=most_bytes))
+
+        try:
+            return self._again(what, read)
+        except FileNotFoundError:
+            return None
 
     def copy(self, name: str, to: Store) -> None:
         """Copy a file to another folder of the store; nothing travels where it does that alone."""
@@ -204,7 +239,7 @@ class Store:
                 raise StoreError(f"{failure}: {error}") from error
             except Exception as error:  # each store has kinds of its own
                 is_late = time.monotonic() - began_s > REQUESTS_IN_ALL * request_limit_s()
-                if tried == TRIES or is_late or _GIVEN_UP.is_set():
+                if tried == TRIES or is_late or _given_up:
                     times = f"tried {tried} times" if tried > 1 else "tried once"
                     why = str(error) or type(error).__name__
                     raise StoreError(f"{failure}, {times}: {why}") from error
@@ -215,6 +250,9 @@ class Store:
         """What the call returns or raises; it is left to itself, with a `StoreError`, when the
         store has given no sign for too long, or is given up meanwhile."""
         from fsspec.callbacks import Callback  # late: a run of this host needs none
+
+        if _given_up:
+            raise StoreError(_given_up)
 
         # The call in a thread; whatever part of a file has gone is a sign.
         answers: list[Callable[[], T]] = []
@@ -237,8 +275,8 @@ class Store:
         is_reported = False
         while not is_over.wait(min(0.1, most_s)):
             silent_s = time.monotonic() - signs[-1]
-            if _GIVEN_UP.is_set():
-                raise StoreError("it does not answer, and this process is asked to end")
+            if _given_up:
+                raise StoreError(_given_up)
             if silent_s > most_s:
                 raise StoreError(
                     f"no answer within {most_s:g} s; look at the store and the network, or allow"

@@ -152,7 +152,7 @@ def _train_alone(command: Train, folder: Path, arguments: list[str], ending: End
     listener = WishListener(folder, command.run.engine.servers, ending)
     listening = listener.listening() if _is_whole_process(arguments) else nullcontext()
     try:
-        with claimed(folder, resume=command.resume is not None), listening:
+        with claimed(folder, resume=command.resume is not None, on_lost=ending.ask), listening:
             train_in_folder(command, folder, arguments, ending)
     except PeerError as error:
         _start_again(error, folder, arguments, ending)
@@ -304,7 +304,7 @@ def _train_as_rank(
                 follow(command.run, rank, ending)
                 return
             listening = listener.listening() if resizes else nullcontext()
-            with claimed(folder, resume=command.resume is not None), listening:
+            with claimed(folder, resume=command.resume is not None, on_lost=ending.ask), listening:
                 meet = partial(meet_as_leader, rank, command.run, folder)
                 train_in_folder(command, folder, arguments, ending, rank, meet)
         except Interrupted as interruption:  # now all ranks part, as at the end

@@ -25,8 +25,8 @@ ROOMS = {
         "cli", "__main__",
     ],
     "runtime": [
-        "files", "stop", "object_store", "resize", "command_line", "data", "embedding", "process",
-        "config", "torchrun",
+        "files", "stop", "object_store", "store_claim", "resize", "command_line", "data",
+        "embedding", "process", "config", "torchrun",
         "models", "dense", "rank", "checkpoint", "order", "engines", "run", "serving", "inference",
         "model_commands", "guarded", "train_options", "cluster",
         "train_command", "describe_command", "__main__",

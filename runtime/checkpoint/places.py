@@ -14,6 +14,7 @@ from pathlib import Path
 from runtime.checkpoint.shard import MANIFEST
 from runtime.files import digest_of
 from runtime.object_store import URL_FILE, Store, store_behind, url_of, working_folder
+from runtime.store_claim import check_claim
 
 CHECKPOINTS = "checkpoints"
 STATE = "state.json"
@@ -111,12 +112,14 @@ def send_checkpoint(run: Path, folder: Path) -> None:
     """Send a checkpoint to the store behind the run's folder, if one is, its state last. The rows
     are there already, each sent by its server."""
     behind = store_behind(folder)
-    if behind is None:
+    of_run = store_behind(run)
+    if behind is None or of_run is None:
         return
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         if file.name != STATE:
             behind.put(file, file.relative_to(folder).as_posix())
     send_run_files(run)  # without its config nobody could go on with it
+    check_claim(of_run.url)
     behind.put(folder / STATE, STATE)
 
 
@@ -126,6 +129,7 @@ def send_run_files(run: Path) -> None:
     behind = store_behind(run)
     if behind is None:
         return
+    check_claim(behind.url)
     kinds = (".json", ".jsonl", ".npz")
     files = [file for file in run.iterdir() if file.suffix in kinds and file.is_file()]
     for file in sorted(files, key=lambda file: (file.name == "summary.json", file.name)):

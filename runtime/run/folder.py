@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -35,15 +35,20 @@ from persia_sim.base.files import (
     remove_abandoned,
 )
 from persia_sim.base.schema import Count, parse
-from runtime.checkpoint.places import refuse_ways_out
+from runtime.checkpoint.places import fetched, refuse_ways_out
+from runtime.object_store import store_behind
+from runtime.store_claim import claimed_at
 
 if TYPE_CHECKING:
     from runtime.run.evaluate import Evaluation  # loads torch
 
 
 @contextmanager
-def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
-    """Make the folder and hold it for one run; ``resume``: hold that of a run to go on with.
+def claimed(
+    folder: Path, *, resume: bool = False, on_lost: Callable[[str], None] = lambda why: None
+) -> Iterator[None]:
+    """Make the folder and hold it for one run, also the URL that it stands for; ``resume``: hold
+    that of a run to go on with. ``on_lost`` is told who has taken a URL over.
 
     Raises ValueError when it holds a finished run, checkpoints of an unfinished one, or a
     config.json that no run left there, unless that is to be gone on with; when another process is
@@ -56,7 +61,16 @@ def claimed(folder: Path, *, resume: bool = False) -> Iterator[None]:
     try:
         _hold(lock, folder)
         remove_abandoned(folder)  # of runs here that were killed
-        yield
+        behind = store_behind(folder)
+        if behind is None:
+            yield
+            return
+        with claimed_at(behind, on_lost) as has_waited:
+            if has_waited:  # what the run before has written meanwhile
+                fetched(behind.url, folder.parent.name)
+            if has_waited and not resume:
+                _refuse_taken(folder)
+            yield
     except OSError as error:
         if error.errno in OF_THE_DISK and error.filename is None:
             error.filename = str(folder)  # whose disk it is

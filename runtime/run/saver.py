@@ -103,7 +103,7 @@ class Saver:
         self._run = run
         self._ending = ending
         self.is_store_silent = False
-        """Whether a store was given up."""
+        """Whether a store failed when the run was asked to end."""
         self._config = config
         self._on_warning = on_warning
         self._thread: threading.Thread | None = None
@@ -148,6 +148,7 @@ class Saver:
         if not isinstance(error, OSError | MemoryError):
             raise error
         self.failed += 1
+        self.is_store_silent |= isinstance(error, StoreError) and bool(self._ending)
 
         # Say what there is to go on from now.
         last = self.last.state.samples if self.last else None
@@ -168,9 +169,8 @@ class Saver:
             now_s = time.monotonic()
             asked_s = asked_s or now_s
             if now_s - asked_s > request_limit_s() and writer.is_alive():
-                give_up_stores()
+                give_up_stores("it does not answer, and this process is asked to end")
                 writer.join(1.0)
-                self.is_store_silent = True
                 if self._error is None:
                     self._error = StoreError(f"{address_of(self._run)} does not answer")
                 return

@@ -375,7 +375,7 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
         on = f"go on with: persia-runtime train --resume {place}"
         stays = f"that at {saver.last.state.samples:,} samples stays; {on}" if saver.last else anew
         return Interrupted(
-            f"interrupted by {why}; {place} does not answer, so no checkpoint was written: {stays}",
+            f"interrupted by {why}; no checkpoint was written to {place}: {stays}",
             by=why,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,7 +180,7 @@ def test_a_run_that_is_asked_to_end_while_its_store_hangs_keeps_what_there_is(
     hangs_from, store, monkeypatch
 ):
     monkeypatch.setenv(object_store.REQUEST_S, "0.3")
-    monkeypatch.setattr(object_store, "_GIVEN_UP", threading.Event())
+    monkeypatch.setattr(object_store, "_given_up", "")
     settings = config(
         checkpoint_every=2, data=DataConfig(name="synthetic", rows=300), test_rows=50, mode="sync"
     )
@@ -198,9 +197,9 @@ def test_a_run_that_is_asked_to_end_while_its_store_hangs_keeps_what_there_is(
     with pytest.raises(Interrupted) as interrupted:
         run_into(working_folder(URL, "runs"), settings, hang, ending=ending)
     assert interrupted.value.status == 75
-    assert f"{URL} does not answer" in str(interrupted.value)
+    assert URL in str(interrupted.value)
     store.hangs.clear()
-    monkeypatch.setattr(object_store, "_GIVEN_UP", threading.Event())
+    monkeypatch.setattr(object_store, "_given_up", "")
     here = fetched(URL, "runs")
     if hangs_from == "the second checkpoint":
         assert f"--resume {URL}" in str(interrupted.value)

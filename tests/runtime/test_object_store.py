@@ -164,7 +164,7 @@ def impatient(monkeypatch):
     """A tenth of a second a request."""
     monkeypatch.setenv(object_store.REQUEST_S, "0.1")
     monkeypatch.setattr(object_store, "REPORTED_AFTER_S", 0.2)
-    monkeypatch.setattr(object_store, "_GIVEN_UP", threading.Event())
+    monkeypatch.setattr(object_store, "_given_up", "")
 
 
 @pytest.mark.parametrize("call", ["put_file", "get_file", "info", "find", "rm", "cp_file", "ukey"])
@@ -202,9 +202,9 @@ def test_a_slow_store_that_gives_signs_is_waited_for(faulty, impatient, tmp_path
 
 
 def test_who_is_asked_to_end_waits_for_no_store(faulty, monkeypatch, tmp_path):
-    monkeypatch.setattr(object_store, "_GIVEN_UP", threading.Event())
+    monkeypatch.setattr(object_store, "_given_up", "")
     faulty.hangs.set()
-    threading.Timer(0.3, object_store.give_up_stores).start()
-    with pytest.raises(StoreError, match="asked to end"):
+    threading.Timer(0.3, object_store.give_up_stores, ["it is over"]).start()
+    with pytest.raises(StoreError, match="it is over"):
         Store("memory://x").put(a_file(tmp_path), "a")
     faulty.hangs.clear()

@@ -25,6 +25,7 @@ from runtime.inference import open_model
 from runtime.object_store import Store, working_folder
 from runtime.run.saver import Saving
 from runtime.run.session import train
+from runtime.store_claim import CLAIM
 from tests.runtime.stores import FaultyStore
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine
 
@@ -193,6 +194,31 @@ def test_a_run_whose_s3_hangs_ends_by_sigterm_with_75_and_goes_on(servers, proxy
     assert whole >= 10 * 32
     (tmp_path / "enough").touch()
     subprocess.run(line, cwd=tmp_path, check=True)
+
+
+@pytest.mark.law12
+def test_two_runs_do_not_fill_one_s3_url(s3, tmp_path, monkeypatch):
+    """Of two hosts; the claim is made in one step, and goes with its run."""
+    (tmp_path / "measured_steps.py").write_text(SLOW)
+    words = "train --data.name synthetic --steps 600 --batch 32 --mode sync --test-rows 200"
+    words += f" --model.name measured_steps:Net --model.hidden 8 --checkpoint-every end --out {URL}"
+    line = [sys.executable, "-m", "runtime", *words.split()]
+    first = subprocess.Popen(line, cwd=tmp_path)
+    try:
+        while CLAIM not in Store(URL).names():
+            assert first.poll() is None
+            time.sleep(0.1)
+        with pytest.raises(OSError, match="ondition"):
+            Store(URL).create(CLAIM, b"mine")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second host"))
+        second = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert second.returncode == 2 and f"is filling {URL}" in second.stderr, second.stderr
+        assert first.poll() is None
+        (tmp_path / "enough").touch()
+        assert first.wait(200) == 0
+    finally:
+        first.kill()
+    assert CLAIM not in Store(URL).names() and "summary.json" in Store(URL).names()
 
 
 def test_an_s3_that_hangs_from_the_start_is_named_and_ends_the_command(proxy, tmp_path):
