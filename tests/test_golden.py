@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.lateness.runs import StreamData, config_of, run_of
+from experiments.lateness.runs import KEPT, StreamData, config_of, run_of
 from experiments.lateness.streams import Cell, Stream
 from experiments.points import Point
 from persia_sim.base.vocabulary import Mode
@@ -93,7 +93,7 @@ def points() -> Iterator[str]:
     for late in (0, 4, 7, 16, 64):
         for dense in (0, 7):
             cell = Cell(rows_late=late, dense_late=dense)
-            one = run_of(stream, cell, 0.05, 0.001, late + dense)
+            one = run_of(stream, cell, 0.05, 0.001, late + dense, arithmetic=KEPT)
             settings = config_of(one, data)
             folder = Point(label=one.label, config=settings, data_sha256=data.sha256).folder(Path())
             yield f"{one.hash(data.sha256)} {folder.name}"

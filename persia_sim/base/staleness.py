@@ -42,7 +42,7 @@ def staleness_in_steps(trace: Trace) -> StepStaleness:
     """
     mode = Mode(trace.meta["mode"])
     ranks = int(trace.meta["ranks"])
-    reading = Kind.REFRESH if mode is Mode.LOOKAHEAD else Kind.LOOKUP
+    reading = Kind.REFRESH if mode.prefetches_rows else Kind.LOOKUP
     reads = trace.of_kind(reading)
     pushes = trace.of_kind(Kind.PUSH)
     pushes = np.vstack([pushes, trace.of_kind(Kind.LOST_PUSH)])
@@ -126,7 +126,7 @@ def staleness_in_pushes(trace: Trace) -> PushStaleness:
     """
     lost = {(e.rank, e.step, e.shard) for e in trace if e.kind == Kind.LOST_PUSH}
     mode = Mode(trace.meta["mode"])
-    reading = Kind.REFRESH if mode is Mode.LOOKAHEAD else Kind.LOOKUP
+    reading = Kind.REFRESH if mode.prefetches_rows else Kind.LOOKUP
 
     # Batches between lookup and push, per shard, with the version that they read.
     open_reads: dict[int, dict[tuple[int, int], int]] = {}
@@ -192,7 +192,7 @@ class StalenessCounter:
     def __init__(self, mode: Mode, ranks: int) -> None:
         self._mode = mode
         self._ranks = ranks
-        self._reading = Kind.REFRESH if mode is Mode.LOOKAHEAD else Kind.LOOKUP
+        self._reading = Kind.REFRESH if mode.prefetches_rows else Kind.LOOKUP
         # By step, then rank: the shards read, and the earlier steps that were missing there.
         self._read: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         self._missing: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))

@@ -405,11 +405,11 @@ def _facts(meta: Any, name: str) -> tuple[Mode, int, int]:
 
 
 def _kinds_of(mode: Mode) -> list[Kind]:
-    rows = [Kind.LOOKUP, *([Kind.REFRESH] if mode is Mode.LOOKAHEAD else [])]
+    rows = [Kind.LOOKUP, *([Kind.REFRESH] if mode.prefetches_rows else [])]
     rows += [Kind.PUSH, Kind.LOST_PUSH]
     if mode.has_barrier:
         return [*rows, Kind.DENSE_UPDATE]
-    if mode is Mode.ASYNC:
+    if mode.has_dense_server:
         return [*rows, Kind.DENSE_PULL, Kind.DENSE_PUSH]
     return [*rows, Kind.DENSE_PUSH, *_OF_ROUNDS]
 

@@ -3,7 +3,7 @@ the rows of a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
@@ -56,6 +56,80 @@ def with_unbounded(words: Sequence[str]) -> list[str]:
     return rewritten
 
 
+class Read(StrEnum):
+    """How the rows of a lookup are read."""
+
+    FRESH = "fresh"
+    """All pushes of earlier steps are applied."""
+    AHEAD = "ahead"
+    """Prefetched, and replaced where they were written since: exact."""
+    LATE = "late"
+    """Up to tau steps of pushes may be missing."""
+
+
+class Write(StrEnum):
+    """How the gradients of rows are written."""
+
+    MERGED = "merged"
+    """One update of a row a step, of the gradients of all ranks."""
+    CHOSEN = "merged or on arrival"
+    """As the option `merge_pushes` says."""
+    ON_ARRIVAL = "on arrival"
+    """An update for each rank and step, as it comes."""
+
+
+class Dense(StrEnum):
+    """How the dense weights are kept."""
+
+    ALL_REDUCED = "all-reduced"
+    """By the mean gradient of all ranks, after the backward pass."""
+    OVERLAPPED = "all-reduced, overlapped"
+    """The same, bucket by bucket within the backward pass."""
+    ON_SERVERS = "on a server"
+    """Each rank pulls them, computes, pushes its gradient, and waits for nobody."""
+    AVERAGED = "replicas, averaged"
+    """Each rank has its own, and all are averaged in the background."""
+
+
+class Rules(NamedTuple):
+    """A mode: how rows are read and written, and how dense weights are kept."""
+
+    read: Read
+    write: Write
+    dense: Dense
+
+    def __str__(self) -> str:
+        return f"rows {self.read}, gradients {self.write}, dense weights {self.dense}"
+
+
+def refuse_unless_carried(mode: Mode, carries: Collection[Rules], engine: str) -> None:
+    """Raise ValueError where an engine does not carry out what the mode is: nothing falls through
+    to the rules of another mode."""
+    if mode.rules not in carries:
+        raise ValueError(
+            f"mode {mode} ({mode.rules}) is not carried out by {engine}; choose one of"
+            f" {', '.join(known for known in Mode if known.rules in carries)}"
+        )
+
+
+COMMON_STEP = frozenset(
+    {
+        Rules(Read.FRESH, Write.MERGED, Dense.ALL_REDUCED),
+        Rules(Read.AHEAD, Write.MERGED, Dense.OVERLAPPED),
+        Rules(Read.LATE, Write.CHOSEN, Dense.ALL_REDUCED),
+        Rules(Read.LATE, Write.CHOSEN, Dense.OVERLAPPED),
+    }
+)
+"""Modes in which all ranks share one step, as an engine that carries them out says."""
+OWN_STEPS = frozenset(
+    {
+        Rules(Read.LATE, Write.ON_ARRIVAL, Dense.ON_SERVERS),
+        Rules(Read.LATE, Write.ON_ARRIVAL, Dense.AVERAGED),
+    }
+)
+"""Modes in which each rank counts its own."""
+
+
 class Mode(StrEnum):
     """How the embedding layer and the dense network are kept up to date (paper, figure 3)."""
 
@@ -73,24 +147,49 @@ class Mode(StrEnum):
     """Rows as in async, with a replica of the dense weights a rank, averaged every period."""
 
     @property
-    def has_barrier(self) -> bool:
-        """All ranks share one dense update a step, so the dense weights are never late."""
-        return self not in (Mode.ASYNC, Mode.ASYNC_AVERAGING)
+    def rules(self) -> Rules:
+        """What the mode is: three rules, and nothing else."""
+        return RULES[self]
 
     @property
-    def reads_late_rows(self) -> bool:
-        """A lookup may miss pushes of earlier steps (up to the bound tau)."""
-        return self not in (Mode.SYNC, Mode.LOOKAHEAD)
+    def has_barrier(self) -> bool:
+        """All ranks share one dense update a step, so the dense weights are never late."""
+        return self.rules.dense in (Dense.ALL_REDUCED, Dense.OVERLAPPED)
 
     @property
     def overlaps_dense_sync(self) -> bool:
         """The all-reduce of one bucket runs while the backward pass works on the next."""
-        return self in (Mode.HYBRID, Mode.LOOKAHEAD)
+        return self.rules.dense is Dense.OVERLAPPED
+
+    @property
+    def has_dense_server(self) -> bool:
+        """Each rank pulls the dense weights from their server, and pushes their gradients there."""
+        return self.rules.dense is Dense.ON_SERVERS
+
+    @property
+    def averages_replicas(self) -> bool:
+        """Each rank has dense weights of its own, which are averaged now and then."""
+        return self.rules.dense is Dense.AVERAGED
+
+    @property
+    def reads_late_rows(self) -> bool:
+        """A lookup may miss pushes of earlier steps (up to the bound tau)."""
+        return self.rules.read is Read.LATE
+
+    @property
+    def reads_fresh_rows(self) -> bool:
+        """A lookup waits until all pushes of earlier steps are applied."""
+        return self.rules.read is Read.FRESH
+
+    @property
+    def prefetches_rows(self) -> bool:
+        """Rows are fetched ahead, and replaced where they have changed before they are used."""
+        return self.rules.read is Read.AHEAD
 
     @property
     def may_merge(self) -> bool:
         """Merging the pushes of a step is a choice: sync and lookahead always do, async never."""
-        return self.has_barrier and self.reads_late_rows
+        return self.rules.write is Write.CHOSEN
 
     def merges(self, chosen: bool | None) -> bool:
         """Whether a row takes one optimiser update per step from all ranks' gradients.
@@ -98,8 +197,26 @@ class Mode(StrEnum):
         >>> Mode.SYNC.merges(None), Mode.HYBRID.merges(None), Mode.HYBRID.merges(False)
         (True, True, False)
         """
-        return self.has_barrier if not self.may_merge else chosen is not False
+        return chosen is not False if self.may_merge else self.rules.write is Write.MERGED
 
+    def window(self, tau: int | None) -> int | None:
+        """Steps of pushes that a lookup may miss, None without a bound: tau where rows may be late.
+
+        >>> Mode.HYBRID.window(4), Mode.LOOKAHEAD.window(4), Mode.ASYNC.window(None)
+        (4, 0, None)
+        """
+        return tau if self.reads_late_rows else 0
+
+
+RULES: dict[Mode, Rules] = {
+    Mode.SYNC: Rules(Read.FRESH, Write.MERGED, Dense.ALL_REDUCED),
+    Mode.LOOKAHEAD: Rules(Read.AHEAD, Write.MERGED, Dense.OVERLAPPED),
+    Mode.RAW_HYBRID: Rules(Read.LATE, Write.CHOSEN, Dense.ALL_REDUCED),
+    Mode.HYBRID: Rules(Read.LATE, Write.CHOSEN, Dense.OVERLAPPED),
+    Mode.ASYNC: Rules(Read.LATE, Write.ON_ARRIVAL, Dense.ON_SERVERS),
+    Mode.ASYNC_AVERAGING: Rules(Read.LATE, Write.ON_ARRIVAL, Dense.AVERAGED),
+}
+"""The one place where modes are told apart."""
 
 ALL = -1
 """Stands in ``rank`` for every rank at this instant (a merged push), in ``shard`` for every

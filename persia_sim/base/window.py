@@ -16,7 +16,15 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from persia_sim.base.vocabulary import ALL, Event, Kind, Mode
+from persia_sim.base.vocabulary import (
+    ALL,
+    COMMON_STEP,
+    OWN_STEPS,
+    Event,
+    Kind,
+    Mode,
+    refuse_unless_carried,
+)
 
 _ENDLESS = 2**62
 
@@ -49,9 +57,9 @@ def updates_missed(mode: Mode, tau: int | None, *, ranks: int, dense_lag: int = 
     is computed on, and miss what the other ranks push until its own push (law 16).
     """
     if mode.has_barrier:
-        return UpdatesMissed(tau if mode.reads_late_rows else 0, dense_lag)
+        return UpdatesMissed(mode.window(tau), dense_lag)
     rows = None if tau is None else (tau + 1) * ranks - 1
-    return UpdatesMissed(rows, None if mode is Mode.ASYNC_AVERAGING else ranks - 1)
+    return UpdatesMissed(rows, None if mode.averages_replicas else ranks - 1)
 
 
 class Watermarks:
@@ -131,6 +139,8 @@ class Watermarks:
         return self.closed_steps(rank if per_rank else None) >= steps_to_close(step, tau)
 
 
+CARRIES = COMMON_STEP | OWN_STEPS
+"""The modes whose order of events is known here."""
 HasBatch = Callable[[int], bool]
 """Whether the stream has a k-th batch (of a dense update); asked for k = 0, 1, 2, ... in turn."""
 
@@ -158,14 +168,15 @@ def constant_lag(
     others; there tau counts the rank's own steps. ``average_every`` is the steps that a rank
     trains between two averagings of async_averaging.
     """
-    if mode is Mode.LOOKAHEAD:
+    refuse_unless_carried(mode, CARRIES, "the order of the constant lag")
+    if mode.prefetches_rows:
         return _lookahead(ranks, has_batch, ahead, first)
     if mode.has_barrier:
         if not mode.reads_late_rows:
             tau = 0
             merge_pushes = True
         return _barrier(ranks, has_batch, tau, merge_pushes, first, sync_steps)
-    if mode is Mode.ASYNC_AVERAGING and not average_every:
+    if mode.averages_replicas and not average_every:
         raise ValueError("async_averaging needs average_every >= 1 steps")
     return _round_robin(ranks, has_batch, tau, average_every, first)
 

@@ -14,7 +14,7 @@ from math import inf
 
 import numpy as np
 
-from persia_sim.base.vocabulary import Mode
+from persia_sim.base.vocabulary import COMMON_STEP, OWN_STEPS, refuse_unless_carried
 from persia_sim.bounds.transfers import (
     DENSE,
     GPUS,
@@ -64,6 +64,10 @@ class Latencies:
         )
 
 
+CARRIES = COMMON_STEP | OWN_STEPS
+"""The modes whose life of a batch is known here."""
+
+
 def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch) -> float:
     """One pass through worker and servers, without the copy to the GPU."""
     latency = scenario.cluster.link.latency_s
@@ -82,6 +86,7 @@ def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch) -> float:
 
 def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) -> Latencies:
     """Add up the life of a batch of this rank that this embedding worker serves."""
+    refuse_unless_carried(scenario.mode, CARRIES, "the closed form")
     latency = scenario.cluster.link.latency_s
     need = need.of_rank(rank)
     transfers = Transfers(scenario, need, rank, worker)
@@ -175,7 +180,7 @@ def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[st
     queues = scenario.queues
     cluster = scenario.cluster
     train = life.refresh_s + life.pull_s + life.compute_s + life.sync_s
-    averages = scenario.mode is Mode.ASYNC_AVERAGING and cluster.ranks > 1
+    averages = scenario.mode.averages_replicas and cluster.ranks > 1
     if averages and not scenario.dense_on_nics:  # there a round may take longer: they are fewer
         train = _with_rounds(train, scenario, need)
 
@@ -191,11 +196,11 @@ def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[st
     }
 
     # Cycles of the mode: its window, its permits, its refresh.
-    if scenario.window is not None:
-        seconds["window"] = life.window_s / (scenario.window + 1)
+    if scenario.steps_ahead is not None:
+        seconds["window"] = life.window_s / (scenario.steps_ahead + 1)
     if scenario.permits is not None:
         seconds["permits"] = (life.window_s + life.answer_s) / scenario.permits
-    if scenario.mode is Mode.LOOKAHEAD:
+    if scenario.mode.prefetches_rows:
         there_s = life.push_s if need.forward is None else life.forward_s
         seconds["refresh"] = train + life.copy_out_s + there_s
     return seconds

@@ -8,7 +8,7 @@ from math import ceil, inf
 import numpy as np
 
 from persia_sim.base.rules import require
-from persia_sim.base.vocabulary import DEFAULT_AHEAD, Mode
+from persia_sim.base.vocabulary import DEFAULT_AHEAD
 from persia_sim.cluster.allreduce import Algorithm, Bucket, bucket_sizes
 from persia_sim.cluster.cluster import Role
 from persia_sim.cluster.costs import Law
@@ -193,7 +193,7 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     )
     refresh = None
     forward = None
-    if scenario.mode is Mode.LOOKAHEAD:
+    if scenario.mode.prefetches_rows:
         others = cluster.ranks * (scenario.ahead or DEFAULT_AHEAD)
         share = work.pending_fraction(others)
         refresh = _part_of(fetch, share, scenario, rank_speed)
@@ -368,7 +368,7 @@ def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
         averaging_s = sync.seconds(work.dense_bytes, *where) + sync.overhead_s
     rounds = scenario.rounds
     require(
-        scenario.mode is not Mode.ASYNC_AVERAGING
+        not scenario.mode.averages_replicas
         or rounds.stall_share * averaging_s < max(rounds.period_s, averaging_s)
         or not averaging_s,
         "averaging.period_s",

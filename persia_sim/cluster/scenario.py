@@ -199,14 +199,14 @@ class Scenario(Knobs):
 
         # A knob that the mode does not read was not meant.
         late = mode.reads_late_rows
-        prefetches = mode is Mode.LOOKAHEAD
+        prefetches = mode.prefetches_rows
         read_by = {
             "tau": late,
             "permits": late,
             "ahead": prefetches,
             "lookahead": prefetches,
-            "dense_home": mode is Mode.ASYNC,
-            "averaging": mode is Mode.ASYNC_AVERAGING,
+            "dense_home": mode.has_dense_server,
+            "averaging": mode.averages_replicas,
         }
         for field, read in read_by.items():
             value = getattr(self, field)
@@ -216,7 +216,7 @@ class Scenario(Knobs):
         if not late:
             object.__setattr__(self, "tau", None)  # a default that nobody has chosen
         if self.dense_on_nics:
-            ok = mode is not Mode.ASYNC
+            ok = not mode.has_dense_server
             remedy = "drop it, or choose a dense_home"
             require(ok, "dense_on_nics", True, "async has no all-reduce", remedy)
 
@@ -242,12 +242,14 @@ class Scenario(Knobs):
 
     @property
     def window(self) -> int | None:
-        """The tau that the gate applies: 0 in sync, ``ahead`` in lookahead."""
-        if self.mode is Mode.SYNC:
-            return 0
-        if self.mode is Mode.LOOKAHEAD:
-            return self.ahead or DEFAULT_AHEAD
-        return self.tau
+        """The bound tau in force; None is unbounded."""
+        return self.mode.window(self.tau)
+
+    @property
+    def steps_ahead(self) -> int | None:
+        """How many steps a lookup may start before the pushes of the step before it are applied:
+        the window, and ``ahead`` in lookahead, whose rows are brought up to date."""
+        return (self.ahead or DEFAULT_AHEAD) if self.mode.prefetches_rows else self.window
 
     @property
     def merges(self) -> bool:
@@ -257,7 +259,7 @@ class Scenario(Knobs):
     @property
     def home(self) -> DenseHome | None:
         """Where the dense weights are in async; None in other modes."""
-        return (self.dense_home or DenseHome.SERVERS) if self.mode is Mode.ASYNC else None
+        return (self.dense_home or DenseHome.SERVERS) if self.mode.has_dense_server else None
 
     @property
     def rounds(self) -> Averaging:

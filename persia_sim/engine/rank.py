@@ -9,7 +9,6 @@ from enum import IntEnum
 import numpy as np
 import simpy
 
-from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.scenario import Scenario
 
 
@@ -129,5 +128,5 @@ class Ledger:
 
 def pushes_of(scenario: Scenario) -> int:
     """Pushes of rows of a run, and as many of dense gradients (async) or to workers (forwarded)."""
-    twice = scenario.mode is Mode.ASYNC or scenario.lookahead == "forwarded"
+    twice = scenario.mode.has_dense_server or scenario.lookahead == "forwarded"
     return scenario.cluster.ranks * scenario.steps * (2 if twice else 1)

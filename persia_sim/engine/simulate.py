@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from persia_sim.base.trace import Trace
-from persia_sim.base.vocabulary import Mode
+from persia_sim.base.vocabulary import COMMON_STEP, OWN_STEPS, refuse_unless_carried
 from persia_sim.bounds.closed_form import cycles
 from persia_sim.cluster.demand import Demand, demand
 from persia_sim.cluster.incidents import Crash
@@ -28,6 +28,9 @@ from persia_sim.engine.training import Barrier, FreeRunning, average, copy_in, c
 from persia_sim.engine.world import EachShard, OneShard, OrderLog, World
 
 _TINY = 1e-300  # of what takes no time
+
+CARRIES = COMMON_STEP | OWN_STEPS
+"""The modes that the processes here carry out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ def simulate(
     """
     # The scenario's requests and times, and the world in which they happen.
     need = need or demand(scenario)
+    refuse_unless_carried(scenario.mode, CARRIES, "the simulator's processes")
     env = Clock()
     order: OrderLog = OrderLog()
     if trace:
@@ -210,7 +214,7 @@ def start(world: World) -> None:
 
     # Beside them, what strikes at random, and averaging.
     world.recovery.start()
-    if scenario.mode is Mode.ASYNC_AVERAGING and ranks > 1:
+    if scenario.mode.averages_replicas and ranks > 1:
         env.process(average(world))
 
 
@@ -292,7 +296,7 @@ def check(run: Run) -> None:
 
     # No NIC carried more than its capacity.
     if scenario.discipline != "unshared":
-        averages = scenario.dense_on_nics and scenario.mode is Mode.ASYNC_AVERAGING
+        averages = scenario.dense_on_nics and scenario.mode.averages_replicas
         open_bytes = run.need.averaging_nic_bytes if averages else 0.0  # of the unfinished round
         for name, sent in run.link_bytes.items():
             if sent - open_bytes > slack * run.link_capacity[name]:
@@ -304,7 +308,7 @@ def check(run: Run) -> None:
     for name, seconds in cycles(scenario, run.need).items():
         lag = _LAGS.get(name, 0)
         if name == "window":
-            lag = (scenario.window or 0) + 1
+            lag = (scenario.steps_ahead or 0) + 1
         elif name == "permits":
             lag = scenario.permits or 1
         rounds = scenario.steps // lag if lag else 0

@@ -14,7 +14,6 @@ import numpy as np
 import simpy
 
 from persia_sim.base.trace import ALL, Kind
-from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.allreduce import Bucket, sync_delay
 from persia_sim.cluster.demand import Forward
 from persia_sim.cluster.stamps import Leg, Mark
@@ -248,7 +247,7 @@ class FreeRunning:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._has_server = world.scenario.mode is Mode.ASYNC
+        self._has_server = world.scenario.mode.has_dense_server
         self._version = 0  # dense updates applied at the server
 
     def train(self, r: int) -> Process:

@@ -145,7 +145,7 @@ class LookupWindow:
 
     def __init__(self, env: simpy.Environment, scenario: Scenario) -> None:
         self._env = env
-        self._tau = scenario.window
+        self._tau = scenario.steps_ahead
         self._per_rank = not scenario.mode.has_barrier
         self._marks = Watermarks(scenario.cluster.ranks)
         self.waiting: dict[tuple[int, int], list[simpy.Event]] = {}

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.transfers import Transfers
 from persia_sim.cluster.demand import ALL_REDUCE, GPU, LOADERS, SERVERS, WORKERS
 from persia_sim.cluster.incidents import Crash, Target
@@ -85,7 +84,7 @@ class Resources:
             yield from self._to_servers(since_s, legs[Leg.ASKED : Leg.READ], end_s)
         elif mark is Mark.ROWS:
             yield from self._to_rank(since_s, legs[Leg.ANSWERED : Leg.ROWS], end_s)
-        elif mark is Mark.REFRESHED and run.scenario.mode is Mode.LOOKAHEAD:
+        elif mark is Mark.REFRESHED and run.scenario.mode.prefetches_rows:
             if need.forward is None:
                 yield from self._second_look(since_s, legs, end_s)
             else:
@@ -105,7 +104,7 @@ class Resources:
         # ... computing and the all-reduce, ...
         elif mark is Mark.BACKWARD_END:
             computed_s = min(took_s, float(run.computed_s[r, s]))
-            averages = run.scenario.mode is Mode.ASYNC_AVERAGING
+            averages = run.scenario.mode.averages_replicas
             yield GPU, computed_s
             yield AVERAGING if averages else STANDSTILL, took_s - computed_s
         elif mark is Mark.UPDATED:
@@ -302,9 +301,9 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
     scenario = run.scenario
     ranks = stamps.shape[1]
     queues = scenario.queues
-    window = scenario.window
+    window = scenario.steps_ahead
     barrier = scenario.mode.has_barrier
-    lookahead = scenario.mode is Mode.LOOKAHEAD
+    lookahead = scenario.mode.prefetches_rows
     last_applied = stamps[Mark.APPLIED].max(0)
     loaders = scenario.cluster.loaders
 

@@ -101,7 +101,7 @@ def _simulated(result: Report) -> dict[str, Any]:
         "batch_per_rank": work.batch_per_rank,
         "mode": str(scenario.mode),
         "tau": scenario.tau if scenario.mode.reads_late_rows else None,
-        "ahead": scenario.window if not scenario.mode.reads_late_rows else None,
+        "ahead": scenario.steps_ahead if not scenario.mode.reads_late_rows else None,
         "permits": scenario.permits,
         "discipline": str(scenario.discipline),
         "costs": scenario.costs.source,

@@ -141,7 +141,7 @@ def first_incident_s(run: Run) -> float:
 
 def _fill(scenario: Scenario) -> int:
     """Steps that are the start in any case: the window, and five."""
-    return (scenario.window or 0) + 5
+    return (scenario.steps_ahead or 0) + 5
 
 
 def steady_steps(run: Run) -> range:

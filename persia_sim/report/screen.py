@@ -93,7 +93,11 @@ def _simulated(run: Run) -> Facts:
         tau = "unbounded" if scenario.tau is None else str(scenario.tau)
         knobs = f", tau {tau}"
     else:
-        knobs = f", {scenario.window} steps ahead, {scenario.lookahead}" if scenario.window else ""
+        knobs = (
+            f", {scenario.steps_ahead} steps ahead, {scenario.lookahead}"
+            if scenario.steps_ahead
+            else ""
+        )
     if scenario.permits:
         knobs += f", {counted(scenario.permits, 'permit')} a rank"
 

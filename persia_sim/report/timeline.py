@@ -9,7 +9,7 @@ import numpy as np
 
 from persia_sim.base.chrome import Json, Level, Moment, Span, chrome_events, write_chrome_trace
 from persia_sim.base.rules import require
-from persia_sim.base.vocabulary import Mode, Stage
+from persia_sim.base.vocabulary import Stage
 from persia_sim.bounds.transfers import Transfers
 from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.placement import workers_of
@@ -59,10 +59,10 @@ def _spans(run: Run, steps: range) -> Iterator[Span]:
     ]
 
     # What the mode adds.
-    if mode is Mode.LOOKAHEAD:
+    if mode.prefetches_rows:
         since = run.legs[Leg.ASKED_AGAIN]
         parts.append(("lookup", Stage.REFRESH, since, at[Mark.REFRESHED]))
-    if mode is Mode.ASYNC:
+    if mode.has_dense_server:
         parts.append(("dense", Stage.DENSE_PULL, at[Mark.REFRESHED], at[Mark.START]))
 
     # Computing, and the way back.

@@ -48,10 +48,10 @@ _STARTS = ReadBy(
     lambda run: run.sync.mode.may_merge and run.engine.executor != "replay",
     "modes raw_hybrid and hybrid, where tau 0 is synchronous; a replay has its order",
 )
-_AHEAD = _in_modes(lambda mode: mode is Mode.LOOKAHEAD, "mode lookahead")
-_AHEAD_CONCURRENT = _in_modes(lambda mode: mode is Mode.LOOKAHEAD, "mode lookahead", "concurrent")
+_AHEAD = _in_modes(lambda mode: mode.prefetches_rows, "mode lookahead")
+_AHEAD_CONCURRENT = _in_modes(lambda mode: mode.prefetches_rows, "mode lookahead", "concurrent")
 _AVERAGES = {
-    executor: _in_modes(lambda mode: mode is Mode.ASYNC_AVERAGING, "mode async_averaging", executor)
+    executor: _in_modes(lambda mode: mode.averages_replicas, "mode async_averaging", executor)
     for executor in ("constant_lag", "concurrent")
 }
 
@@ -122,7 +122,7 @@ class SyncConfig(Checked):
     @property
     def window(self) -> int | None:
         """The bound tau in force; None is unbounded."""
-        return self.tau if self.mode.reads_late_rows else 0
+        return self.mode.window(self.tau)
 
     @property
     def merges(self) -> bool:

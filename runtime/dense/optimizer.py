@@ -22,7 +22,6 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig, TrainConfig
 
 DenseGradients = list[Tensor | None]
@@ -167,7 +166,7 @@ class FunctionalOptimizer:
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> FunctionalOptimizer:
     """The configured optimiser over the model's parameters: that of all ranks, or of a replica."""
-    replicas = config.sync.ranks if config.sync.mode is Mode.ASYNC_AVERAGING else 1
+    replicas = config.sync.ranks if config.sync.mode.averages_replicas else 1
     return FunctionalOptimizer(
         config.model,
         model.parameters(),

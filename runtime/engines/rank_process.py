@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from persia_sim.base.trace import TraceRecorder
-from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.dense.distributed import DistributedWeights
@@ -122,13 +121,13 @@ class ProcessRank(RankProcess):
         learner = parts.learner
         group = self.group
         group.attach(parts.stop)
-        if config.sync.mode is Mode.ASYNC:
+        if config.sync.mode.has_dense_server:
             return self._async_rule(parts, on_update)
         if self.leads and self.spans_hosts:
             print(_PLAIN_GRADIENTS, file=sys.stderr, flush=True)
 
         # Replicas that are averaged now and then, or one set of weights that all sum into.
-        if config.sync.mode is Mode.ASYNC_AVERAGING:
+        if config.sync.mode.averages_replicas:
             averaged = DistributedReplicas(
                 config, learner.model, parts.recorder, on_update, group=group, stop=parts.stop
             )

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from persia_sim.base.trace import TraceRecorder
-from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
@@ -159,7 +158,7 @@ def _start(
 
 
 def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[ServerConfig]:
-    alone = config.sync.ranks == 1 and config.sync.mode is Mode.SYNC
+    alone = config.sync.ranks == 1 and config.sync.mode.reads_fresh_rows
     engine = config.engine
     return [
         ServerConfig(

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from persia_sim.base.vocabulary import Mode
+from persia_sim.base.vocabulary import COMMON_STEP, OWN_STEPS, refuse_unless_carried
 from runtime.config import TrainConfig
 from runtime.embedding.native.store import use_threads
 from runtime.rank.learner import enter_device
@@ -27,11 +27,15 @@ from runtime.rank.progress import TRAINING
 from runtime.rank.stages import Fetched, ForwardedStages, LosePush, RankStages, Team
 from runtime.stop import RunStopped, Stop, Turns
 
+CARRIES = COMMON_STEP | OWN_STEPS
+"""The modes that these threads carry out."""
+
 
 class ConcurrentRun:
     """Trains with all ranks at once and measures what that does."""
 
     def __init__(self, parts: Parts, *, lose_push: LosePush | None = None) -> None:
+        refuse_unless_carried(parts.config.sync.mode, CARRIES, "the concurrent executor")
         self._config = parts.config
         self._stop = parts.stop
         self._device = str(parts.learner.device)
@@ -46,7 +50,7 @@ class ConcurrentRun:
         Raises what the first failing thread raised.
         """
         engine = self._config.engine
-        alone = len(self._team.ranks) == 1 and self._config.sync.mode is Mode.SYNC
+        alone = len(self._team.ranks) == 1 and self._config.sync.mode.reads_fresh_rows
         # Beside a GPU the cores have nothing to do but the rows.
         use_threads(engine.threads if alone or engine.device != "cpu" else 1)
         first = self._team.begin_leg()
@@ -111,7 +115,7 @@ class RankLoop:
         self._stop = stop
         self._first = first
         self._latency_s = config.engine.latency_s
-        ahead = config.sync.mode is Mode.LOOKAHEAD
+        ahead = config.sync.mode.prefetches_rows
         room = config.sync.ahead if ahead else config.queue_capacity
         if config.sync.lookahead == "forwarded":
             room += 1  # the servers' windows hold it back, one more and no more than they let in
@@ -134,7 +138,7 @@ class RankLoop:
                 "train": partial(self._compute, stages.forward_backward),
                 "push": partial(self._push, stages.push),
             }
-        if self._config.sync.mode is Mode.LOOKAHEAD:
+        if self._config.sync.mode.prefetches_rows:
             # The prefetch is hidden, the re-read of stale rows and the push are not.
             return self._fetching(stages.ask_ahead, stages.prefetch, finishes=False) | {
                 "rank": partial(self._in_turn, self._refreshed),

@@ -17,13 +17,16 @@ from dataclasses import dataclass
 from typing import SupportsFloat
 
 from persia_sim.base.trace import Kind
-from persia_sim.base.vocabulary import Mode
+from persia_sim.base.vocabulary import COMMON_STEP, refuse_unless_carried
 from runtime.dense.optimizer import DenseGradients, sums_in_rank_order
 from runtime.dense.rules import BarrierRule, LateSum
 from runtime.embedding.batch_rows import Handle, RowGradients
 from runtime.embedding.sharded import ShardedStore
 from runtime.rank.parts import Parts
 from runtime.rank.stages import Team
+
+CARRIES = COMMON_STEP
+"""The modes of which this loop is the order."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class ConstantLagRun:
     """Trains the batches of a feed, with the rows of ``tau`` steps on their way to the servers."""
 
     def __init__(self, parts: Parts) -> None:
+        refuse_unless_carried(parts.config.sync.mode, CARRIES, "the loop of the constant lag")
         # Rows lie in this process: the loop reads and writes them at the servers itself.
         if not isinstance(parts.store, ShardedStore):
             raise ValueError(
@@ -58,7 +62,7 @@ class ConstantLagRun:
         """The dense weights."""
         # What the mode decides of the loop.
         sync = parts.config.sync
-        self._is_lookahead = sync.mode is Mode.LOOKAHEAD
+        self._is_lookahead = sync.mode.prefetches_rows
         self._merges = sync.merges
         self._tau = sync.window or 0
         """How many steps late rows are; of a config without a bound, none."""

@@ -15,7 +15,12 @@ from functools import partial
 from typing import SupportsFloat
 
 from persia_sim.base.trace import ALL, Event, Kind, Trace
-from persia_sim.base.vocabulary import Mode
+from persia_sim.base.vocabulary import (
+    COMMON_STEP,
+    OWN_STEPS,
+    Dense,
+    refuse_unless_carried,
+)
 from persia_sim.base.window import constant_lag
 from runtime.config import TrainConfig
 from runtime.dense.averaging import AveragedReplicas
@@ -29,6 +34,8 @@ from runtime.rank.learner import Gradients
 from runtime.rank.parts import Parts
 from runtime.rank.stages import Fetched, RankStages, Team
 
+CARRIES = COMMON_STEP | OWN_STEPS
+"""The modes whose events it can carry out."""
 Actions = dict[int, Callable[[Event], None]]
 """By kind, what an event does."""
 
@@ -43,7 +50,7 @@ def constant_lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
         tau=0 if sync.window is None else sync.window,
         ahead=sync.ahead,
         merge_pushes=sync.merges,
-        average_every=sync.average_every_steps if sync.mode is Mode.ASYNC_AVERAGING else None,
+        average_every=sync.average_every_steps if sync.mode.averages_replicas else None,
         first=feed.first,
         sync_steps=sync.sync_steps,
     )
@@ -51,8 +58,13 @@ def constant_lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
 
 def open_rule(parts: Parts, on_update: OnUpdate) -> DenseRule:
     """The rule of the mode, to be carried out as an order says."""
-    rules = {Mode.ASYNC: AsyncRule, Mode.ASYNC_AVERAGING: AveragedReplicas}
-    rule = rules.get(parts.config.sync.mode, BarrierRule)
+    rules: dict[Dense, type[DenseRule]] = {
+        Dense.ALL_REDUCED: BarrierRule,
+        Dense.OVERLAPPED: BarrierRule,
+        Dense.ON_SERVERS: AsyncRule,
+        Dense.AVERAGED: AveragedReplicas,
+    }
+    rule = rules[parts.config.sync.mode.rules.dense]
     return rule(parts.config, parts.learner.model, parts.recorder, on_update)
 
 
@@ -76,6 +88,7 @@ class OrderedRun:
     """Executes an order over a learner and a store."""
 
     def __init__(self, parts: Parts) -> None:
+        refuse_unless_carried(parts.config.sync.mode, CARRIES, "the executor of a given order")
         self._config = parts.config
         self._feed = parts.feed
         if not isinstance(parts.store, ShardedStore):
@@ -179,7 +192,7 @@ class OrderedRun:
             if event.kind == Kind.REFRESH:
                 server.refresh(flying.handle)
                 continue
-            server.read(flying.handle, create=self._config.sync.mode is not Mode.LOOKAHEAD)
+            server.read(flying.handle, create=not self._config.sync.mode.prefetches_rows)
             flying.unread_shards.discard(shard)
 
     def _compute(self, flying: _InFlight) -> Gradients:

@@ -43,7 +43,7 @@ def merged_trace(leaders: Trace, of_servers: Sequence[np.ndarray]) -> Trace:
     if not of_servers:
         return leaders
     ranks = leaders.meta["ranks"]
-    averages = leaders.meta["mode"] == Mode.ASYNC_AVERAGING
+    averages = Mode(leaders.meta["mode"]).averages_replicas
     first = _by_rank(leaders.events, ranks) if averages else [leaders.events]
     merged = merge_recordings([*first, *of_servers], ranks, numbers=averages)
     return replace(leaders, events=merged)

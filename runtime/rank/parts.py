@@ -11,7 +11,6 @@ import numpy as np
 from torch import nn
 
 from persia_sim.base.trace import TraceRecorder
-from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.files import files_of
@@ -47,9 +46,9 @@ class RankProcess:
         """The rule of the dense weights that the mode asks for; ``on_update`` matters where
         it leads."""
         given = parts.config, parts.learner.model, parts.recorder, on_update
-        if parts.config.sync.mode is Mode.ASYNC:
+        if parts.config.sync.mode.has_dense_server:
             return AsyncRule(*given)
-        if parts.config.sync.mode is Mode.ASYNC_AVERAGING:
+        if parts.config.sync.mode.averages_replicas:
             return TimedAveraging(*given)
         return SharedWeights(*given, overlapped=parts.overlaps_dense_sync, stop=parts.stop)
 

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple, SupportsFloat
 
-from persia_sim.base.vocabulary import Mode, Stage
+from persia_sim.base.vocabulary import Stage
 from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
 from runtime.embedding.batch_rows import Handle, RankPush, VectorGradients
 from runtime.embedding.store import Lease
@@ -140,7 +140,7 @@ class RankStages:
 
         # async: pull the dense weights, or enter a round of averaging, before the forward pass.
         if not self._has_barrier:
-            pulls = Stage.AVERAGE if self._mode is Mode.ASYNC_AVERAGING else Stage.DENSE_PULL
+            pulls = Stage.AVERAGE if self._mode.averages_replicas else Stage.DENSE_PULL
             with (
                 self._stop.working(),
                 span(pulls),

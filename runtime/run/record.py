@@ -14,7 +14,6 @@ import numpy as np
 from persia_sim.base.chrome import chrome_events, write_chrome_trace
 from persia_sim.base.files import atomic_write
 from persia_sim.base.trace import SIMULATED_BATCH
-from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.places import complete_checkpoints, remove_run_file, send_run_files
 from runtime.checkpoint.whole import Checkpoint, best
 from runtime.config import TrainConfig, read_config
@@ -415,7 +414,7 @@ def unreached(
         notes.append(f"tau {sync.window:,} was never reached: {whose} has {of_a_rank:,} updates")
     if sync.mode.has_barrier and sync.dense_lag >= updates:
         notes.append(f"--dense-lag {sync.dense_lag:,} was never reached: {updates:,} dense updates")
-    averages = sync.mode is Mode.ASYNC_AVERAGING and config.engine.executor == "constant_lag"
+    averages = sync.mode.averages_replicas and config.engine.executor == "constant_lag"
     if averages and sync.average_every_steps > of_a_rank:
         notes.append(
             f"--average-every-steps {sync.average_every_steps:,} was never reached:"

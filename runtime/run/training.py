@@ -23,7 +23,7 @@ from runtime.checkpoint.whole import Checkpoint, RunState
 from runtime.config import TrainConfig
 from runtime.dense.state import drain_into, load_generators, load_model
 from runtime.engines.threads import ConcurrentRun
-from runtime.order.constant_lag import ConstantLagRun
+from runtime.order.constant_lag import CARRIES, ConstantLagRun
 from runtime.order.executor import OrderedRun
 from runtime.order.merge_recordings import merged_trace
 from runtime.order.replayable import other_facts
@@ -108,7 +108,8 @@ def open_executor(parts: Parts) -> ConcurrentRun | ConstantLagRun | OrderedRun:
     """
     if parts.config.engine.executor == "concurrent":
         return ConcurrentRun(parts)
-    if parts.config.engine.executor == "constant_lag" and parts.config.sync.mode.has_barrier:
+    is_lag = parts.config.engine.executor == "constant_lag"
+    if is_lag and parts.config.sync.mode.rules in CARRIES:
         return ConstantLagRun(parts)
     return OrderedRun(parts)
 

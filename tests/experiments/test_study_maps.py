@@ -186,7 +186,7 @@ def test_variants_change_one_thing_each():
     assert half.wire == replace(wire, row_value_bytes=2)
     assert half.rows_bytes / base.workload.rows_bytes == (128 + 1) / (2 * 128)
     assert changed["lookahead, forwarded"].lookahead == "forwarded"
-    assert changed["lookahead, forwarded"].window == base.tau
+    assert changed["lookahead, forwarded"].steps_ahead == base.tau
 
 
 def test_a_second_ablation_simulates_only_what_is_missing(ablated, monkeypatch):

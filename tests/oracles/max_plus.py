@@ -168,8 +168,8 @@ class _Recursion:
         start = np.maximum(start, self._past(self.handed_on, s - scenario.queues.lookups_in_flight))
         if scenario.queues.reserve:
             start = np.maximum(start, self._past(self.taken, s - scenario.queues.on_gpu))
-        if scenario.window is not None and s > scenario.window:
-            start = np.maximum(start, closed_before[s - scenario.window - 1])
+        if scenario.steps_ahead is not None and s > scenario.steps_ahead:
+            start = np.maximum(start, closed_before[s - scenario.steps_ahead - 1])
         if scenario.permits is not None and s >= scenario.permits:
             # The k-th permit is back at the k-th smallest return, whichever batch it was.
             start = np.maximum(start, [ends[s - scenario.permits] for ends in returned])

@@ -280,7 +280,7 @@ def test_lookahead_looks_again_at_the_rows_with_pending_pushes():
     one_ahead = demand(replace(scenario, ahead=1)).refresh
     assert one_ahead is not None and one_ahead.rows_bytes < again.rows_bytes
     default = replace(scenario, ahead=None)
-    told = replace(scenario, ahead=default.window)
+    told = replace(scenario, ahead=default.steps_ahead)
     assert repr(demand(default).refresh) == repr(demand(told).refresh)
     assert demand(replace(scenario, mode=Mode.SYNC, ahead=None)).refresh is None
 

@@ -108,7 +108,7 @@ def test_a_window_hides_all_but_one_in_its_steps_and_one(
     scenario = replace(scenario, steps=steps)
     run = simulate(scenario)
     assert np.array_equal(run.stamps, instants(scenario))  # max-plus gives the exact figure
-    lag = (scenario.window or 0) + 1
+    lag = (scenario.steps_ahead or 0) + 1
     rounds = steps // 2 // lag * lag  # whole windows, whose steps come in bursts
     updated = run.stamps[Mark.UPDATED].max(0)
     assert (updated[-1] - updated[-1 - rounds]) / rounds == pytest.approx(expected, rel=1e-9)

@@ -257,7 +257,7 @@ def test_head_of_the_report_says_what_was_simulated():
         found = facts_of(report(simulate(hand_scenario(mode, steps=6, **knobs))))
         assert found["mode"] == said
     default = simulate(hand_scenario(Mode.LOOKAHEAD, steps=6))
-    ahead = f"lookahead, {default.scenario.window} steps ahead, reread"
+    ahead = f"lookahead, {default.scenario.steps_ahead} steps ahead, reread"
     assert facts_of(report(default))["mode"] == ahead
 
 
