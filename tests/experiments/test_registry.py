@@ -79,7 +79,7 @@ def test_states_are_told_apart_and_a_damaged_run_is_read_as_far_as_it_goes(tmp_p
     made(tmp_path / "good")
     made(tmp_path / "went", auc=None)
     made(tmp_path / "broke", auc=None, failed_txt="the disk is full\nmore")
-    made(tmp_path / "ended", auc=None, interrupted_json='{"by": "SIGTERM"}')
+    made(tmp_path / "ended", auc=None, ending_json='{"by": "SIGTERM"}')
     made(tmp_path / "torn", summary_json='{"mode": ')
     (tmp_path / "other").mkdir()
     told = listing(tmp_path)
