@@ -37,7 +37,6 @@ LINE_FLOATS = 16
 """float32 in a cache line of 64 bytes."""
 LINES = {
     "lookup+adagrad no limit": (4, 0.8),
-    "lookup+adagrad clock": (4, 0.7),
     "lookup+adagrad lru": (6, 0.6),
 }
 """Random lines that an id must fetch from memory (a group of the index, the record, a row of two
@@ -242,12 +241,11 @@ def _batch_kernels(
 def _uniform_kernels(options: Options) -> dict[str, Callable[[], float]]:
     import torch
 
-    # Tables without a limit and with each kind of eviction.
+    # Tables without a limit and with eviction.
     layout = Layout(fields=(Field(name="a"),))
     all_ids = [wide.uniform_ids(np.arange(options.rows))]
     limits = {
         "no limit": Capacity(),
-        "clock": Capacity(rows=options.rows, eviction="clock"),
         "lru": Capacity(rows=options.rows),
     }
     draws = np.random.default_rng(3)

@@ -1,7 +1,6 @@
 """Save and load the rows of a store: sharded, atomic, checksummed, a consistent cut, incremental.
 
-An incremental save has the rows that were used, written or created since the one before; of a table
-that evicts by a clock it has all, because the hand changes rows that nobody uses.
+An incremental save has the rows that were used, written or created since the one before.
 
 A checkpoint is a directory: one file per shard and save, which the server of the shard writes and
 reads itself, and ``manifest.json``, which names the files that count. Who leads writes the
@@ -95,13 +94,8 @@ class Taken:
                 if self.extends is not None and self.extends != path:
                     _link_parts(self.extends, path, self._parts)
                 part = self._written_by_servers(path, name)
-                first = not self._parts
-                tables = store.tables.items()
-                # A clock's hand changes rows that nobody uses: of its table all are saved.
-                whole = (t for t, c in tables if first or c.capacity.eviction == "clock")
-                part.whole.extend(whole)
-                parts = [part] if len(part.whole) == len(tables) else [*self._parts, part]
-                configs = {t: asdict(config) for t, config in tables}
+                parts = [*self._parts, part]
+                configs = {t: asdict(config) for t, config in store.tables.items()}
                 ShardManifest(seed=store.seed, tables=configs, parts=parts).write(path)
             except BaseException:
                 self._settle(are_safe=False)

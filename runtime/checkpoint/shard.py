@@ -15,7 +15,7 @@ import socket
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,20 +30,18 @@ from runtime.object_store import Store, opened_file, url_of
 if TYPE_CHECKING:
     from runtime.embedding.native.store import NativeShard  # loads the compiled kernels
 
-FORMAT = "persia-testbed-embedding-4"
+FORMAT = "persia-testbed-embedding-5"
 MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one save wrote: a whole, or the changes since the part before it."""
+    """What one save wrote: all rows, or, behind another part, the changes since that one."""
 
     name: str
     """12 hex digits, different in each part."""
     digests: list[str]
     """One for the file of each shard."""
-    whole: list[str] = field(default_factory=list)
-    """Tables of which it has all rows, so that nothing in the parts before it counts."""
 
     def file_of(self, shard: int) -> str:
         """The name of a shard's file, beside the manifest."""
@@ -80,8 +78,6 @@ class ShardManifest:
             require(fresh, f"{at}.name", part.name, rule)
             several = bool(digests) and len(set(digests)) == len(digests)
             require(several, f"{at}.digests", digests, "must be one for each shard, all different")
-            known = set(part.whole) <= set(self.tables)
-            require(known, f"{at}.whole", part.whole, "must be some of the tables")
 
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest at once; the new name is on the disk when this returns."""
@@ -142,16 +138,11 @@ def check_same_rows(
                 )
 
 
-NO_ID = np.uint64(2**64 - 1)
-"""In place of an id where a slot stands empty; no id of a batch is this one (runtime.data.ids)."""
 _COLUMNS = ("ids", "words", "stamps", "rows", "removed", "sightings")
 
 
 class Arrays(NamedTuple):
-    """The rows of one table and shard, the next one to be evicted first; n rows.
-
-    Of a table with a clock, slots that stand empty and rows that have expired are among them.
-    """
+    """The rows of one table and shard, the next one to be evicted first; n rows."""
 
     ids: np.ndarray
     """uint64 [n]"""
@@ -282,19 +273,18 @@ def _rows_of_shard(
     """Per table the server's rows in one part. ``behind``: the latest step and the ids of the parts
     behind it, by old shard and table; its own are added.
 
-    Slots that stand empty, rows that have expired and rows of those ids are left out where nothing
-    depends on them, else a table with less room would evict others for them.
+    Rows that have expired and rows of those ids are left out where nothing depends on them, else a
+    table with less room would evict others for them.
     With another number of shards, the order of recency is that of each old shard, interleaved, and
     sightings of admission start anew.
     """
     # With as many shards as before each file is one server's; else all are read and the rows sorted
     # out.
     alone = len(part.digests) == server.shards
-    later = manifest.parts[manifest.parts.index(part) + 1 :]  # a table that one has all of counts
     parts = defaultdict[str, list[tuple[Arrays, np.ndarray]]](list)
     for number in [server.shard] if alone else range(len(part.digests)):
         saved = _read_shard(folder, part, number)
-        for name in (n for n in manifest.tables if not any(n in other.whole for other in later)):
+        for name in manifest.tables:
             table = saved[name]
             before = manifest.tables[name]
             now = server.configs[name]
@@ -303,7 +293,7 @@ def _rows_of_shard(
             latest, known = behind.get((number, name), (0, []))
             latest = max(latest, table.latest_step)
             ids = (table.ids, table.removed)
-            behind[number, name] = latest, known if name in part.whole else [*known, *ids]
+            behind[number, name] = latest, [*known, *ids]
             if living_only or not alone or before.get("capacity") != asdict(now.capacity):
                 table = _living(table, before, latest, known)
 
@@ -330,8 +320,8 @@ def _merged(shards: Sequence[Arrays], ages: Sequence[np.ndarray]) -> Arrays:
 
 
 def _living(arrays: Arrays, saved: dict[str, Any], step: int, others: list[np.ndarray]) -> Arrays:
-    """Without empty slots, rows that had expired in the saved table, and those of other ids."""
-    counts = arrays.ids != NO_ID
+    """Without rows that had expired in the saved table, and those of other ids."""
+    counts = np.ones(len(arrays.ids), bool)
     capacity = saved.get("capacity")
     if others:
         counts &= ~np.isin(arrays.ids, np.concatenate(others))

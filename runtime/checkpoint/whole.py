@@ -63,7 +63,7 @@ from runtime.files import (
 )
 from runtime.object_store import address_of, brought, ensure_file, named_as, store_behind
 
-FORMAT = "persia-testbed-run-5"
+FORMAT = "persia-testbed-run-6"
 
 
 class Means(TypedDict):

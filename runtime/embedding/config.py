@@ -75,7 +75,6 @@ class Schedule(_CheckedByReaders):
 
 
 MOST_ROUNDS = 64
-_LIMITED = ReadBy(lambda capacity: capacity.limited, "rows or memory_bytes of the capacity")
 _DRAWS = ReadBy(lambda admission: admission.kind == "probability", "kind probability")
 _COUNTS = ReadBy(lambda admission: admission.kind == "frequency", "kind frequency")
 _STACKS = ReadBy(lambda stack: stack.rounds > 0, "rounds >= 1")
@@ -83,7 +82,7 @@ _STACKS = ReadBy(lambda stack: stack.rounds > 0, "rounds >= 1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity(_CheckedByReaders):
-    """How many rows a table keeps, over all its shards, and which go first.
+    """How many rows a table keeps, over all its shards. Exactly the least recently used one goes.
 
     A row that goes loses its optimiser state; when its id comes back it starts from its initial
     value (law 10). Gradients that were on their way to it are dropped and counted.
@@ -92,11 +91,8 @@ class Capacity(_CheckedByReaders):
     rows: Positive | None = None
     """Most rows, >= 1; None: no limit."""
     memory_bytes: Positive | None = None
-    """Most bytes of rows, state, records and index; None: no limit. The smaller limit counts."""
-    eviction: Annotated[Literal["lru", "clock"], _LIMITED] = "lru"
-    """lru: exactly the least recently used goes, 35 bytes a row beside values and state. clock: one
-    that was not used for a whole turn of the hand goes, 27 bytes a row and faster; an incremental
-    checkpoint writes all rows of such a table."""
+    """Most bytes of rows, state, records and index (35 bytes a row beside values and state); None:
+    no limit. The smaller limit counts."""
     expire_after_steps: Annotated[int | None, Within(1, 2**32 - 1)] = None
     """A row not looked up in training for more than this many steps starts afresh; None: never."""
 

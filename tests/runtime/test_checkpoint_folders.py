@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +14,13 @@ import torch
 
 from persia_sim.base.trace import Event, Kind, Trace
 from runtime.checkpoint import whole
-from runtime.checkpoint.places import STATE, complete_checkpoints, folder_of
+from runtime.checkpoint.places import complete_checkpoints, folder_of
 from runtime.checkpoint.rows import load, take
 from runtime.checkpoint.shard import read_manifest
 from runtime.checkpoint.whole import (
-    FORMAT,
     RunState,
     keep_newest,
     newest,
-    read_state,
     write_checkpoint,
 )
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
@@ -30,7 +28,7 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import Capacity, TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.engines.open import source_of
-from runtime.files import BrokenFileError, write_sealed
+from runtime.files import BrokenFileError
 from runtime.rank.progress import Meter
 from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import plain
@@ -109,14 +107,6 @@ def test_what_is_written_is_read(tmp_path):
     assert found.dense()["optimizers"][0]["state"][0]["step"].item() == 10
     assert found.trace().events.tolist() == TRACE.events.tolist()
     assert loaded(found) == store.values() and len(store.values()) == 2
-
-
-def test_a_state_of_before_calls_its_history_told(tmp_path):
-    document = asdict(state(10))
-    document["told"] = {"wall_s": 2.5}
-    del document["history"], document["format"]
-    write_sealed(tmp_path / STATE, document | {"format": FORMAT})
-    assert read_state(tmp_path).history == {"wall_s": 2.5}
 
 
 def test_the_newest_is_that_of_most_samples_and_older_ones_go(tmp_path):

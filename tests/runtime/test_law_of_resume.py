@@ -176,8 +176,7 @@ def test_what_the_first_evaluation_warns_of_is_told_though_it_came_behind_a_resu
 
 FORGETFUL = {
     "lru": {"capacity": Capacity(rows=40)},
-    "clock": {"capacity": Capacity(rows=40, eviction="clock")},
-    "clock and expiry": {"capacity": Capacity(rows=60, eviction="clock", expire_after_steps=3)},
+    "eviction and expiry": {"capacity": Capacity(rows=60, expire_after_steps=3)},
     "expiry": {"capacity": Capacity(rows=60, expire_after_steps=3)},
     "expiry at once": {"capacity": Capacity(rows=60, expire_after_steps=1)},
     "expiry alone": {"capacity": Capacity(expire_after_steps=2)},

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,12 +16,11 @@ import torch
 from persia_sim.base.trace import ALL, Kind, TraceRecorder
 from persia_sim.base.vocabulary import Mode
 from runtime import stop
-from runtime.embedding import server as server_module
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, Schedule, TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
-from runtime.engines.wire.coroutines import LoopCondition, NotReady
+from runtime.engines.wire.coroutines import LoopCondition
 from runtime.rank.parts import server_rules
 from runtime.stop import Turns
 from tests.runtime.engines.served import LAYOUT, SGD, batch_of, ones
@@ -173,38 +171,15 @@ def test_a_rank_without_more_steps_is_not_waited_for_in_rank_order(through):
         server.look_up(store.begin(rank, 1, batch_of(7)))  # NotReady where it would wait
 
 
-def test_a_lookup_that_is_tried_again_has_waited_since_its_first_time(monkeypatch):
-    """Of two ranks, 5 s and 2 s, the first of them in three tries."""
-    now = [100.0]
-    monkeypatch.setattr(server_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    store = store_of(ServerRules(ranks=2, tau=0, merges=True), lock=LoopCondition)
-    server = store.servers[0]
-    first = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]
-    for handle in first:
-        server.look_up(handle)
-    later = [store.begin(rank, 1, batch_of(7)) for rank in (0, 1)]
-    for rank, passed_s in ((0, 3.0), (0, 0.0), (1, 1.0), (0, 1.0)):
-        with pytest.raises(NotReady):
-            server.look_up(later[rank])
-        now[0] += passed_s
-    assert server.status()["window_wait_s"] == 0
-    for handle in first:
-        server.give((handle, ones(handle)))
-    for handle in later:
-        server.look_up(handle)
-    assert server.status()["window_wait_s"] == 5.0 + 2.0
-
-
-@pytest.mark.parametrize("eviction", ["lru", "clock"])
 @pytest.mark.parametrize("admission", ["all", "probability", "frequency"])
 @pytest.mark.law1
 @pytest.mark.law2
-def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(eviction, admission):
+def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(admission):
     """Laws 1 and 2 under threads: 120 ids and room for 50, so rows come and go all the time."""
     draw = {"probability": 0.6} if admission == "probability" else {}
     admit = Admission(kind=admission, **draw)
     base = config(ranks=4, shards=2)
-    rows = replace(base.rows, capacity=Capacity(rows=50, eviction=eviction), admission=admit)
+    rows = replace(base.rows, capacity=Capacity(rows=50), admission=admit)
     base = replace(base, rows=rows)
     sync = run(base, SOURCE)
     assert len(sync.store) <= 50
@@ -218,7 +193,7 @@ def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(evicti
 @pytest.mark.law12
 def test_exact_modes_in_server_processes_equal_sync_with_eviction_and_admission(mode):
     base = config(ranks=4, shards=2)
-    capacity, admit = Capacity(rows=50, eviction="lru"), Admission(kind="frequency")
+    capacity, admit = Capacity(rows=50), Admission(kind="frequency")
     base = replace(base, rows=replace(base.rows, capacity=capacity, admission=admit))
     bound = {"tau": 0} if mode.reads_late_rows else {}
     there = changed(base, mode=mode, executor="concurrent", shards=1, servers=2, **bound)

@@ -73,7 +73,7 @@ def test_a_synchronous_start_that_never_ends_is_sync_in_bytes(mode, engine):
 def test_a_synchronous_start_is_sync_where_rows_are_evicted_and_refused():
     """Which rows go depends on the order of lookups, which threads must not decide."""
     base = config(ranks=4, shards=2)
-    tight = Capacity(rows=50, eviction="lru")
+    tight = Capacity(rows=50)
     base = replace(
         base, rows=replace(base.rows, capacity=tight, admission=Admission(kind="frequency"))
     )

@@ -61,7 +61,6 @@ class Initial(enum.Enum):
 class Eviction(enum.Enum):
     none = 0
     lru = 1
-    clock = 2
 
 class Admission(enum.Enum):
     all = 0

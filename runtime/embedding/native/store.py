@@ -261,7 +261,7 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     native.set_memory_limit(allowed_bytes())
     _check_memory(config, options.row_bytes, shards)
     if config.capacity.limited:
-        options.eviction = getattr(native.Eviction, config.capacity.eviction)
+        options.eviction = native.Eviction.lru
         options.capacity_rows = max(1, _rows_allowed(config, options.row_bytes, shards) // shards)
     return native.Table(options)
 
@@ -269,7 +269,7 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
 def _overhead_bytes_per_row(config: TableConfig) -> float:
     """Bytes that a row of a full table costs beside its values and state."""
     record_bytes = 16 + 4 * (config.capacity.expire_after_steps is not None)
-    if config.capacity.limited and config.capacity.eviction == "lru":
+    if config.capacity.limited:
         record_bytes += 8
     return record_bytes + _INDEX_BYTES_PER_ROW
 

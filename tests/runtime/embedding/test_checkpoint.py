@@ -19,7 +19,7 @@ ADAM = RowOptimizer(kind="adam", eps=1e-8, bias_correction="row")
 TABLES: list[dict[str, Any]] = [
     {"dim": 4, "optimizer": ADAM},
     {"dim": 3, "storage": "bfloat16", "capacity": Capacity(rows=60)},
-    {"dim": 3, "capacity": Capacity(rows=60, eviction="clock", expire_after_steps=8)},
+    {"dim": 3, "capacity": Capacity(rows=60, expire_after_steps=8)},
     {"dim": 2, "admission": Admission(kind="frequency", sightings=2, counters=64)},
 ]
 
@@ -49,7 +49,6 @@ def test_a_loaded_store_goes_on_with_the_same_bytes(one_table, config, tmp_path)
 CAPACITIES = st.builds(
     Capacity,
     rows=st.integers(4, 40),
-    eviction=st.sampled_from(["lru", "clock"]),
     expire_after_steps=st.sampled_from([None, 1, 2, 4]),
 ) | st.builds(Capacity, expire_after_steps=st.sampled_from([1, 3]))
 # Steps of training since the save before, and whether only changes are saved then.
@@ -188,13 +187,12 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["rows", "manifest"])
-@pytest.mark.parametrize("eviction", [None, "lru", "clock"])
+@pytest.mark.parametrize("rows", [None, 60])
 @pytest.mark.parametrize("failing", ["incremental", "whole"])
 def test_what_a_failed_save_would_have_written_is_in_the_next_one(
-    one_table, tmp_path, monkeypatch, where, eviction, failing
+    one_table, tmp_path, monkeypatch, where, rows, failing
 ):
-    capacity = Capacity() if eviction is None else Capacity(rows=60, eviction=eviction)
-    config = {"dim": 3, "optimizer": ADAM, "capacity": capacity}
+    config = {"dim": 3, "optimizer": ADAM, "capacity": Capacity(rows=rows)}
     table = one_table(shards=2, **config)
     train(table, range(8))
     save(table.store, tmp_path, track_changes=True)
@@ -213,8 +211,7 @@ def test_what_a_failed_save_would_have_written_is_in_the_next_one(
     load(other.store, tmp_path)
     equal_stores(other, table)
     left = {file.name for file in tmp_path.iterdir()}
-    parts = 1 if eviction == "clock" else 2  # every save of a table with a clock is whole
-    assert len(left) == 2 * parts + 1  # a file a shard, and the manifest: no half-written file
+    assert len(left) == 2 * 2 + 1  # a file a shard, and the manifest: no half-written file
 
 
 def test_threads_that_save_to_one_folder_wait_for_each_other(one_table, tmp_path):

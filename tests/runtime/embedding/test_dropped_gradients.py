@@ -15,10 +15,9 @@ def dropped(table) -> dict[str, int]:
     return {why: counters[f"gradients_{why}"] for why in ("not_admitted", "evicted")}
 
 
-@pytest.mark.parametrize("eviction", ["lru", "clock"])
 @pytest.mark.law9
-def test_gradient_of_an_evicted_row_never_shifts_onto_another_row(one_table, eviction):
-    table = one_table(dim=4, optimizer=SGD, capacity=Capacity(rows=4, eviction=eviction))
+def test_gradient_of_an_evicted_row_never_shifts_onto_another_row(one_table):
+    table = one_table(dim=4, optimizer=SGD, capacity=Capacity(rows=4))
     handle = table.look_up([10, 11, 12, 13])
     late = table.look_up([20, 21], step=1)  # takes the slots of two of them
     gone = {10, 11, 12, 13} - table.resident()
@@ -61,7 +60,7 @@ def test_a_row_that_was_evicted_and_created_again_takes_no_old_gradient(one_tabl
 @pytest.mark.parametrize("others", [1, 63, 127, 64 * 5 - 1, 62, 64])
 @pytest.mark.parametrize(
     "capacity",
-    [Capacity(rows=1), Capacity(rows=1, eviction="clock"), Capacity(expire_after_steps=1)],
+    [Capacity(rows=1), Capacity(expire_after_steps=1)],
 )
 @pytest.mark.law2
 def test_whatever_number_of_rows_came_between_an_old_gradient_is_dropped(

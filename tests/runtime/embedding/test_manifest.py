@@ -80,9 +80,9 @@ def test_what_the_first_writers_of_this_format_wrote_is_read(one_table, tmp_path
     content += b"".join(array.tobytes() for array in arrays.values())
     (tmp_path / "0123456789ab-shard-0000.rows").write_bytes(content)
     digests = [hashlib.blake2b(content, digest_size=32).hexdigest()]
-    part = {"name": "0123456789ab", "digests": digests, "whole": ["rows"]}
+    part = {"name": "0123456789ab", "digests": digests}
     tables = json.loads(json.dumps({"rows": asdict(table.config)}))
-    text = "persia-testbed-embedding-4"
+    text = "persia-testbed-embedding-5"
     sign(tmp_path, {"seed": 0, "tables": tables, "parts": [part], "format": text})
     load(table.store, tmp_path)
     ids, values, _ = table.store.export()["rows"]

@@ -1,4 +1,4 @@
-"""Admission, expiry and the clock against models of a few lines that know no index and no slab."""
+"""Admission and expiry against models of a few lines that know no index and no slab."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,48 +182,11 @@ def test_an_expired_row_must_be_admitted_again(seed, shards, after):
     assert {one for one in table.resident() if one < 1000} == set(last)
 
 
-class HandOfAClock:
-    """Second chance: the hand clears the marks that it passes and takes the first without one."""
-
-    def __init__(self, most: int) -> None:
-        self.slots: list[list[int]] = []  # id, mark
-        self.most, self.hand = most, 0
-
-    def use(self, one: int) -> None:
-        for slot in self.slots:
-            if slot[0] == one:
-                slot[1] = 1
-                return
-        if len(self.slots) < self.most:
-            self.slots.append([one, 1])
-            return
-        while self.slots[self.hand][1]:
-            self.slots[self.hand][1] = 0
-            self.hand = (self.hand + 1) % self.most
-        self.slots[self.hand] = [one, 1]
-        self.hand = (self.hand + 1) % self.most
-
-
-@given(seed=st.integers(0, 10**6), most=st.integers(1, 25))
-@settings(max_examples=40, deadline=None)
-def test_the_clock_takes_the_rows_that_second_chance_takes(seed, most):
-    rng = np.random.default_rng(seed)
-    table = OneTable(dim=1, capacity=Capacity(rows=most, eviction="clock"))
-    model = HandOfAClock(most)
-    for step in range(40):
-        ids = ids_of(rng, 40, 6)
-        table.look_up(ids, step)
-        for one in ids:
-            model.use(one)
-        assert table.resident() == {slot[0] for slot in model.slots}
-
-
-@pytest.mark.parametrize("eviction", ["lru", "clock"])
-def test_evaluation_and_reading_ahead_are_no_uses(eviction):
-    table = OneTable(dim=1, capacity=Capacity(rows=3, eviction=eviction))
+def test_evaluation_and_reading_ahead_are_no_uses():
+    table = OneTable(dim=1, capacity=Capacity(rows=3))
     table.look_up([0, 1, 2])
     table.look_up([3], 1)
-    oldest = {"lru": 1, "clock": 1}[eviction]
+    oldest = 1
     table.values([oldest])
     table.look_up([oldest], 2, create=False)
     table.look_up([4], 3)

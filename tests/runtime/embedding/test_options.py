@@ -23,7 +23,6 @@ UNREAD: list[tuple[Any, dict[str, Any], str]] = [
     (Admission, {"kind": "frequency", "probability": 0.5}, "only used with kind prob"),
     (Admission, {"sightings": 3}, "only used with kind frequency; remove it"),
     (Admission, {"kind": "probability", "counters": 9}, "only used with kind frequency"),
-    (Capacity, {"eviction": "clock"}, "only used with rows or memory_bytes"),
     (HashStack, {"rows_per_round": 9}, "only used with rounds >= 1"),
     (Schedule, {"floor": 0.1}, "only used with decay linear or cosine"),
     (Schedule, {"decay": "inverse_sqrt", "floor": 0.1}, "only used with decay linear"),
@@ -55,7 +54,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (TableConfig, {"dtype": "float64", "storage": "float16"}, "needs dtype float32, not float64"),
     (Capacity, {"rows": 2**64}, "must fit into 64 bits"),
     (Capacity, {"memory_bytes": 0}, "must be >= 1"),
-    (Capacity, {"rows": 5, "eviction": "fifo"}, "must be one of lru, clock"),
     (Capacity, {"expire_after_steps": 2**32}, "must be <= 4,294,967,295"),
     (
         HashStack,

@@ -8,21 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.checkpoint.rows import load
-from runtime.checkpoint.shard import NO_ID
 from runtime.embedding.batch_rows import STALENESS_BINS, shard_of
 from runtime.embedding.config import Capacity
 from runtime.embedding.sharded import divided
-from tests.runtime.embedding.conftest import save, snapshots
+from tests.runtime.embedding.conftest import save
 from tests.runtime.embedding.test_checkpoint import ADAM, equal_stores, train
 
 
-@pytest.mark.parametrize("eviction", ["lru", "clock"])
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_evicted_rows_do_not_come_back_with_incremental_saves(
-    one_table, tmp_path, eviction, shards
-):
+def test_evicted_rows_do_not_come_back_with_incremental_saves(one_table, tmp_path, shards):
     """150 ids pass through 60 rows, so each save sees rows that have gone since the last one."""
-    capacity = Capacity(rows=60, eviction=eviction)
+    capacity = Capacity(rows=60)
     table = one_table(shards=2, dim=3, optimizer=ADAM, capacity=capacity)
     train(table, range(10))
     save(table.store, tmp_path, track_changes=True)
@@ -149,14 +145,11 @@ def test_each_row_on_other_shards_expires_when_its_own_time_is_over(
 def test_rows_that_had_expired_do_not_come_back_where_rows_do_not_expire(
     one_table, tmp_path, shards
 ):
-    capacity = Capacity(rows=90, eviction="clock", expire_after_steps=5)
+    capacity = Capacity(rows=90, expire_after_steps=5)
     saved, loaded = one_table(shards=2, dim=2, capacity=capacity), one_table(shards=shards, dim=2)
     saved.look_up(np.arange(30), 0)
     saved.look_up([4], 5)
     saved.look_up([30], 9)
-    found = snapshots(saved.store, only_changed=False, track=False)
-    there = sum((shard["rows"]["ids"] != NO_ID).sum() for shard in found)
-    assert there > 2, "some have not gone yet"
     save(saved.store, tmp_path)
     load(loaded.store, tmp_path)
     assert loaded.resident() == {4, 30} and len(loaded.store) == 2

@@ -163,7 +163,7 @@ void bind_options(nb::module_& module) {
   bind_words<OptimizerKind>(module, "OptimizerKind", {"sgd", "momentum", "adagrad", "adagrad_row",
                                                       "adam", "adam_row", "ftrl"});
   bind_words<Initial>(module, "Initial", {"uniform", "normal", "gamma", "poisson", "constant"});
-  bind_words<Eviction>(module, "Eviction", {"none", "lru", "clock"});
+  bind_words<Eviction>(module, "Eviction", {"none", "lru"});
   bind_words<Admission>(module, "Admission", {"all", "probability", "frequency"});
 
   nb::class_<Options>(module, "Options")

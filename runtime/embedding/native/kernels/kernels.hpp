@@ -11,7 +11,7 @@ namespace embedding {
 enum class Storage : int { f32, f64, f16, bf16 };
 enum class OptimizerKind : int { sgd, momentum, adagrad, adagrad_row, adam, adam_row, ftrl };
 enum class Initial : int { uniform, normal, gamma, poisson, constant };
-enum class Eviction : int { none, lru, clock };
+enum class Eviction : int { none, lru };
 enum class Admission : int { all, probability, frequency };
 
 // Filled in by Python once, read by every kernel.

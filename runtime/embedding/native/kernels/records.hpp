@@ -26,7 +26,7 @@ class Keeper {
 
 inline constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runtime.data.ids
 
-// Word: changed | recently used | optimiser steps taken (24 bits; after 2**24 - 1 it goes on from 2**23:
+// Word: changed | optimiser steps taken (24 bits; after 2**24 - 1 it goes on from 2**23:
 // counts near in time still differ, and Adam's correction is 1 by then). Generation: how many rows
 // the slot has had, in 32 bits, so that no handle outlives a turn of it. 16 bytes a row, which never
 // lie in two cache lines; 8 more for an exact LRU list, 4 more for expiry. A row changes only after its
@@ -54,7 +54,6 @@ class Records {
   Reader reader() const { return {pages_.data(), bytes_, links_}; }
 
   static constexpr uint32_t kMostWrites = (1u << 24) - 1;
-  static constexpr uint32_t kUsed = 1u << 24;
   static constexpr uint32_t kChanged = 1u << 25;
 
   // The count after `from` of which `now` is a later one, in steps.
@@ -115,7 +114,7 @@ class Records {
   // A fresh row in this slot: old handles of the slot become invalid.
   void renew(uint32_t slot, uint64_t id) {
     set_id(slot, id);
-    set_word(slot, kUsed | kChanged);
+    set_word(slot, kChanged);
     store(at(slot) + 12, reader().generation(slot) + 1);
   }
 
@@ -206,20 +205,6 @@ class LruList {
 
   uint32_t newest_ = kNoSlot;
   uint32_t oldest_ = kNoSlot;
-};
-
-// A hand that passes over the slots, sparing each row that was used since its last visit.
-struct Clock {
-  uint32_t hand = 0;
-
-  uint32_t victim(Records& records, uint32_t slots) {
-    for (;;) {
-      if (hand >= slots) hand = 0;
-      const uint32_t slot = hand++;
-      if ((records.word(slot) & Records::kUsed) == 0) return slot;
-      records.remove(slot, Records::kUsed);
-    }
-  }
 };
 
 // Which absent ids get a row: all, some by a seeded draw, or those seen often enough.

@@ -27,11 +27,10 @@ constexpr uint32_t kLeastRoom = 1024;
 struct Instant {
   uint32_t slots = 0;        // ever taken
   uint64_t rows = 0;         // at most so many are copied
-  uint32_t first = 0;        // LRU: the oldest slot; else where the clock's hand stands
+  uint32_t first = 0;        // LRU: the oldest slot
   uint32_t latest_step = 0;
   bool only_changed = false;
   bool clear_marks = false;  // changes are counted anew from here
-  std::vector<uint32_t> free = {};  // clock: slots without a row, the next to be filled last
 };
 
 // column[k] becomes what column[order[k]] was.
@@ -130,7 +129,6 @@ class Frozen final : public Keeper {
   // When all is copied; takes no lock and needs none. The order is a permutation of the places: in
   // place, one cycle after the other.
   Image finish() {
-    for (uint32_t k = 0; k < at_.free.size(); ++k) words()[place(at_.free[k]) - kFirstPlace] = k;
     std::vector<uint32_t> order = by_age();
     image_.n = order.size();
     arrange(order, ids());
@@ -174,7 +172,6 @@ class Frozen final : public Keeper {
   }
 
   bool chosen(uint32_t slot) const {
-    if (options_.eviction == Eviction::clock) return true;
     return records_.id(slot) != kNoId && !records_.expired(slot, at_.latest_step) &&
            (!at_.only_changed || (records_.word(slot) & Records::kChanged));
   }
@@ -208,10 +205,7 @@ class Frozen final : public Keeper {
       for (uint32_t slot = at_.first; slot != kNoSlot; slot = link(slot) - kFirstLink) add(slot);
       return order;
     }
-    for (uint32_t i = 0; i < at_.slots; ++i) {
-      const uint64_t slot = uint64_t{at_.first} + i;
-      add(static_cast<uint32_t>(slot < at_.slots ? slot : slot - at_.slots));
-    }
+    for (uint32_t slot = 0; slot < at_.slots; ++slot) add(slot);
     return order;
   }
 
@@ -241,16 +235,13 @@ void Table::freeze(bool only_changed, bool track) {
   if (unsettled_.open || frozen_) {
     throw std::logic_error("the snapshot before this one must be settled first");
   }
-  const bool clock = options_.eviction == Eviction::clock;
   Instant at;
   at.slots = used_;
-  at.rows = clock ? used_ : live_;
-  at.first = options_.eviction == Eviction::lru ? lru_.oldest() : clock_.hand;
+  at.rows = live_;
+  at.first = options_.eviction == Eviction::lru ? lru_.oldest() : 0;
   at.latest_step = latest_step_;
   at.only_changed = only_changed;
   at.clear_marks = track;
-  if (clock) at.free = free_;
-  if (clock) sweep_ = clock_;  // as in a table that is restored from this
   frozen_ = std::make_shared<Frozen>(options_, records_, slab_, gate_, at);
   records_.set_keeper(frozen_.get());
   gate_.set_keeper(frozen_.get());
@@ -357,18 +348,8 @@ void Table::restore(const Snapshot& from, bool keep_present) {
     if (slot != kNoSlot) remove(slot);
   }
   const uint64_t created = counters_.created;
-  constexpr uint32_t own = Records::kMostWrites | Records::kUsed | Records::kChanged;
-  const bool anew = used_ == 0;
-  const auto empty = std::count(from.ids.begin(), from.ids.end(), kNoId);
-  std::vector<uint32_t> holes(static_cast<size_t>(empty));
+  constexpr uint32_t own = Records::kMostWrites | Records::kChanged;
   for (size_t i = 0; i < from.ids.size(); ++i) {
-    if (from.ids[i] == kNoId) {
-      if (!anew) continue;
-      const uint32_t slot = take_slot();
-      records_.set_id(slot, kNoId);
-      holes.at(from.words[i]) = slot;
-      continue;
-    }
     uint32_t slot = find(from.ids[i]);
     if (slot != kNoSlot && keep_present) continue;
     if (slot == kNoSlot) slot = create(from.ids[i], 0);  // at step 0 nothing is swept
@@ -379,8 +360,6 @@ void Table::restore(const Snapshot& from, bool keep_present) {
       records_.set_stamp(slot, from.stamps.empty() ? latest_step_ : from.stamps[i]);
     }
   }
-  if (anew) free_.insert(free_.end(), holes.begin(), holes.end());
-  if (options_.eviction == Eviction::clock) sweep_ = clock_;
   counters_.created = created;  // but a smaller table has let rows go, which are lost
   counters_.expired = expired - expired_now();
   if (from.sightings.size() == gate_.counts().size()) gate_.set_counts(from.sightings);

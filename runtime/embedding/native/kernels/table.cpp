@@ -117,7 +117,6 @@ uint32_t Table::now(int64_t step) {
 
 void Table::use(uint32_t slot, uint32_t step) {
   if (options_.eviction == Eviction::lru) lru_.touch(records_, slot);
-  if (options_.eviction == Eviction::clock) records_.add(slot, Records::kUsed);
   if (records_.stamped()) records_.set_stamp(slot, step);
   // Or a save of changes would let it go too early, where no gradient comes after the lookup.
   if (track_changes_) records_.add(slot, Records::kChanged);
@@ -162,36 +161,28 @@ void Table::remove(uint32_t slot) {
 
 void Table::evict_one() {
   prefetch_victims();
-  const bool lru = options_.eviction == Eviction::lru;
-  const uint32_t slot = lru ? lru_.oldest() : clock_.victim(records_, used_);
+  const uint32_t slot = lru_.oldest();
   ++(records_.expired(slot, latest_step_) ? counters_.expired : counters_.evicted);
   remove(slot);
 }
 
 // Rows leave in an order that is known ahead: fetch what removing one of the next will touch.
 void Table::prefetch_victims() const {
-  uint32_t slot;
-  if (options_.eviction == Eviction::lru) {
-    slot = lru_.oldest();
-    for (int i = 0; i < kVictimsAhead && slot != kNoSlot; ++i) slot = records_.newer(slot);
-    if (slot == kNoSlot) return;
-    const uint32_t newer = records_.newer(slot);
-    if (newer != kNoSlot) records_.prefetch(newer);
-  } else {
-    slot = clock_.hand + kVictimsAhead;
-    if (slot >= used_) return;
-  }
+  uint32_t slot = lru_.oldest();
+  for (int i = 0; i < kVictimsAhead && slot != kNoSlot; ++i) slot = records_.newer(slot);
+  if (slot == kNoSlot) return;
+  const uint32_t newer = records_.newer(slot);
+  if (newer != kNoSlot) records_.prefetch(newer);
   index_.prefetch(Index::tag_of(mix64(records_.id(slot))));
   prefetch_span(row(slot), row_bytes_);
 }
 
 // A few slots for each row created: memory of expired rows comes back without a pause.
 void Table::sweep_expired(uint32_t step) {
-  uint32_t& hand = sweep_.hand;
-  for (int i = 0; i < 4 && used_ > 0; ++i, ++hand) {
-    if (hand >= used_) hand = 0;
-    if (records_.id(hand) != kNoId && records_.expired(hand, step)) {
-      remove(hand);
+  for (int i = 0; i < 4 && used_ > 0; ++i, ++sweep_) {
+    if (sweep_ >= used_) sweep_ = 0;
+    if (records_.id(sweep_) != kNoId && records_.expired(sweep_, step)) {
+      remove(sweep_);
       ++counters_.expired;
     }
   }

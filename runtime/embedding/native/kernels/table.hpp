@@ -44,12 +44,10 @@ struct Rows {
   std::vector<char> state;   // [n, state floats]
 };
 
-// Rows of a table on their way to another, or back: in the order in which they would be evicted. With
-// a clock also the slots that stand empty, with id kNoId and their place among those to be filled as
-// word, and rows that have expired: where new rows go in depends on them.
+// Rows of a table on their way to another, or back: in the order in which they would be evicted.
 struct Snapshot {
   std::vector<uint64_t> ids;
-  std::vector<uint32_t> words;      // of the records: write counts and the clock's marks
+  std::vector<uint32_t> words;      // of the records: write counts and marks
   std::vector<uint32_t> stamps;     // of expiry; empty without it
   std::vector<uint8_t> rows;        // [n, row bytes] as stored
   std::vector<uint64_t> removed;    // ids gone since the last snapshot (of changes only)
@@ -87,9 +85,9 @@ class Table {
   // Adds to staleness [64] the number of writes that each gradient had missed.
   void push(const std::vector<Part>& parts, int64_t step, double lr, int64_t* staleness);
 
-  // A snapshot of this instant: everything, or only rows used, written or created since the last one
-  // (with a clock everything again: its hand changes rows that nobody uses). With `track`, rows that
-  // go from now on are remembered, so that the next snapshot may be one of changes.
+  // A snapshot of this instant: everything, or only rows used, written or created since the last one.
+  // With `track`, rows that go from now on are remembered, so that the next snapshot may be one of
+  // changes.
   // Copies nothing yet: `collect` does, and whoever changes a row before it comes there (snapshots.cpp).
   void freeze(bool only_changed, bool track);
   // Some of that copying, ahead of `collect`: the next slots; whether nothing is left to copy.
@@ -182,8 +180,7 @@ class Table {
   Pages slab_;
   mutable Gate gate_;
   LruList lru_;
-  Clock clock_;
-  Clock sweep_;
+  uint32_t sweep_ = 0;  // slot at which the search for expired rows goes on
   std::vector<uint32_t> free_;
   bool track_changes_ = false;     // whether the next snapshot may be one of changes
   std::vector<uint64_t> removed_;  // ids gone since the last one, if so
