@@ -95,8 +95,8 @@ def assert_law_15(
     it likes; where the wire is slower it matters less.
     """
     settings = config(**chosen, **behind(place))
-    steps = 24 if most == 1 else 9 * most + 3 * window
-    for slower in (1, 4, 16):
+    steps = 24 if most == 1 else int(9 * most) + 3 * window
+    for slower in (1, 1, 4, 4, 16, 16):
         wire_s = slower * round_trip_s
         with wired(place, wire_s / 2):
             took_s = step_s(settings, steps)
