@@ -31,8 +31,6 @@ class Study:
     """Stem of the tables, where they are not called as the study."""
     file: str = ""
     """The study's file in experiments/sweeps, where it is one: its command is that of `sweep`."""
-    draws: bool = True
-    """Whether there is a figure; else the first table is shown instead."""
     quick: str = ""
     """Arguments of `paper` at quick size."""
     quick_minutes: float = 1.0
@@ -49,9 +47,9 @@ class Study:
         return tuple(f"{self.stem}{end}.csv" for end in self.tables)
 
     @property
-    def png(self) -> str:
-        """File of the figure; "": none."""
-        return f"{self.stem}.png" if self.draws else ""
+    def pictures(self) -> tuple[str, ...]:
+        """Files that figures of its tables have, where these are drawn."""
+        return tuple(name.replace(".csv", ".png") for name in self.csv)
 
     def arguments(self, size: Size) -> tuple[str, ...]:
         """Arguments at a size, but for `--out`."""
@@ -148,23 +146,16 @@ STUDIES = _by_name(
         quick="--seeds 3 --steps 160 --test-rows 5000",
     ),
     Study(
-        name="scale-workers",
-        says="simulated throughput against GPUs beside published",
-        minutes=1,
-        title="Throughput against the number of workers",
-        caption="Published bars and lines (open markers) beside the simulator's lines, in samples"
-        " per second; the table says which points a constant was fitted to.",
-        quick_minutes=0.3,
-    ),
-    Study(
-        name="scale-model-size",
-        says="the same against 6.25 to 100 T parameters; suspects",
-        minutes=2,
-        title="Throughput from 6.25 to 100 trillion parameters",
-        caption="Published points and the simulator's on 64 A100; one level was fitted to the five"
-        " sizes, so its flatness is put in, not found.",
+        name="scale",
+        says="simulated throughput beside published, over GPUs and over rows; suspects",
+        minutes=3,
+        title="Throughput against workers and rows",
+        caption="Published bars and lines (open markers) beside the simulator's, in samples per"
+        " second; the table says which points a constant was fitted to. One level was fitted to the"
+        " five sizes from 6.25 to 100 trillion parameters, so its flatness is put in, not found.",
+        tables=("_workers", "_model_size", "_model_size_suspects"),
         quick="--no-suspects",
-        quick_minutes=0.4,
+        quick_minutes=0.7,
     ),
     Study(
         name="modes-timeline",
@@ -195,7 +186,6 @@ STUDIES = _by_name(
         title="Hybrid, or tables on the GPUs",
         caption="Samples per second and dollars a sample of hybrid over synchronous training with"
         " the tables spread over GPUs, for the same workload, by model size, network and GPU.",
-        draws=False,
         quick="--gpus a100 --software torchrec --steps 16 --nic-gbit-per-s 10 100 400"
         " --parameters 1e10 1e12 6.25e12 1e14",
         quick_minutes=0.5,
@@ -235,17 +225,6 @@ STUDIES = _by_name(
         quick_minutes=0.3,
     ),
     Study("fault-drill", "processes killed at random: what goes on, what is lost", 30),
-    Study(
-        name="simulator-speed",
-        says="events and CPU time against the size of the cluster",
-        minutes=1,
-        title="Events and CPU time of the simulator",
-        caption="CPU seconds of one simulated run, and events a second, against the size of the"
-        " cluster; wall-clock load of the machine beside it.",
-        draws=False,
-        quick="--most-ranks 256 --closed-forms 500",
-        quick_minutes=0.8,
-    ),
 )
 """Name -> study, in the order in which `paper` runs them; its module is in experiments/studies."""
 PIECES = tuple(study for study in STUDIES.values() if study.title)

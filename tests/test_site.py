@@ -149,5 +149,7 @@ def test_the_site_builds_without_a_warning_and_every_link_leads_somewhere(tmp_pa
             assert option in options, f"the site lacks {option} of {module} {' '.join(words)}"
     gallery = unescape((html / "gallery.html").read_text())
     for name, study in STUDIES.items():
-        if study.png and (ROOT / "paper_figs/out" / study.png).is_file():
-            assert f"persia-experiments {name}" in gallery, f"the gallery lacks {name}"
+        for picture in study.pictures:
+            if (ROOT / "paper_figs/out" / picture).is_file():
+                assert f"persia-experiments {name}" in gallery, f"the gallery lacks {name}"
+                assert picture.removesuffix(".png") in gallery, f"the gallery lacks {picture}"

@@ -153,11 +153,11 @@ def _gallery(studies: Iterable[Study]) -> str:
         commands = {row["file"]: row["command"] for row in csv.DictReader(file)}
     lines = ["# Gallery", "", "Every stored figure with the command that makes it.", ""]
     for study in studies:
-        picture = ROOT / "paper_figs/out" / study.png
-        if study.png and picture.is_file():
+        pictures = [name for name in study.pictures if (ROOT / "paper_figs/out" / name).is_file()]
+        if pictures:
             command = commands.get(study.csv[0], f"persia-experiments {study.name}")
             lines += [f"## {study.title}", "", study.caption, "", f"    {command}", ""]
-            lines += [f"![{study.title}](paper_figs/out/{study.png})", ""]
+            lines += [f"![{study.title}](paper_figs/out/{name})\n" for name in pictures]
     return "\n".join(lines)
 
 

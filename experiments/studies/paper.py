@@ -22,7 +22,7 @@ class Options(Planned):
     size: Size = "quick"
     """quick: under 20 minutes on 2 cores; full: hours."""
     only: tuple[str, ...] = ()
-    """These pieces (names of studies), such as demo scale-workers; else all."""
+    """These pieces (names of studies), such as demo scale; else all."""
 
     def _check(self) -> None:
         chosen(self.only)  # names those that it does not know

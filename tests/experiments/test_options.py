@@ -17,7 +17,7 @@ from experiments import __main__ as commands
 from experiments.__main__ import main
 from experiments.catalogue import BENCHES, STUDIES
 from experiments.options import OneOf, Parallel, Positive, Some
-from experiments.studies.scale_workers import Options as ScaleWorkers
+from experiments.studies.scale import Options as Scale
 from persia_sim.base.command_line import options_of
 from persia_sim.base.schema import Within
 
@@ -39,14 +39,12 @@ REFUSED = {
         "target 1.5",
     ],
     "convergence-bound": ["seeds 1", "taus", "alphas", "alphas 0.1", "alphas 1"],
-    "scale-workers": ["steps 7"],
-    "scale-model-size": ["steps 7"],
+    "scale": ["steps 7", "over gpus"],
     "cluster-sweep": ["workloads", "half-width 0", "half-width 1e-9", "half-width 1", "latin 0"],
     "modes-timeline": ["steps 9", "shown 65", "cluster-ranks 1", "latency-s 0"],
     "ablation": ["steps 7", "samples 127", "train-ranks 0", "train-ranks 129"],
     "sharded-map": ["gpus", "batch 63", "steps 7"],
     "checkpoint-interval": ["crashes 1e6", "crashes 0", "checkpoint-share 1.5", "factors 1e3"],
-    "simulator-speed": ["most-ranks 7", "steps 7"],
     "fault-drill": ["ranks 9", "servers 9", "patience-s 0", "roles host"],
     "predict-published": [
         f"{name} /no/such.csv" for name in ("rows", "workloads", "systems", "tables", "known")
@@ -155,8 +153,8 @@ def test_ends_of_a_range_and_options_that_are_not_given_pass():
 
 
 def test_a_study_writes_into_a_folder_of_its_name_unless_told(tmp_path):
-    assert ScaleWorkers().out == Path("runs/scale-workers")
-    assert ScaleWorkers(out=tmp_path).out == tmp_path
+    assert Scale().out == Path("runs/scale")
+    assert Scale(out=tmp_path).out == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -186,8 +184,8 @@ def test_options_that_nothing_would_read_are_refused(words, said, capsys):
 def test_a_folder_that_cannot_be_filled_is_told_before_the_work(out, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a-file").write_text("not a folder")
-    monkeypatch.setattr("experiments.studies.scale_workers.run", lambda _: 1 / 0)
-    told = refused(["scale-workers", "--out", out], capsys)
+    monkeypatch.setattr("experiments.studies.scale.run", lambda _: 1 / 0)
+    told = refused(["scale", "--out", out], capsys)
     assert out in told and told.startswith("error: ")
     assert [p.name for p in tmp_path.iterdir()] == ["a-file"]
 
@@ -231,7 +229,7 @@ def test_a_failed_study_is_exit_2(capsys, monkeypatch, tmp_path):
     def run(_: object) -> None:
         raise ValueError("3 of 9 points have no result")
 
-    monkeypatch.setattr("experiments.studies.scale_workers.run", run)
-    assert refused(["scale-workers", "--out", str(tmp_path)], capsys) == (
+    monkeypatch.setattr("experiments.studies.scale.run", run)
+    assert refused(["scale", "--out", str(tmp_path)], capsys) == (
         "error: 3 of 9 points have no result"
     )

@@ -173,9 +173,9 @@ def test_a_table_of_this_run_counts_before_the_stored_one(tmp_path):
     for row in rows:
         if row["series"] == "kwai-video hybrid":
             row["model"] = str(2 * float(row["model"]))
-    (tmp_path / "scale-workers").mkdir()
+    (tmp_path / "scale").mkdir()
     lines = [",".join(rows[0]), *(",".join(f'"{x}"' for x in row.values()) for row in rows)]
-    (tmp_path / "scale-workers" / "scale_workers.csv").write_text("\n".join(lines))
+    (tmp_path / "scale" / "scale_workers.csv").write_text("\n".join(lines))
     fresh, stored = (
         next(a for a in found if a.claim.paper == "2.6") for found in (answers(tmp_path), ANSWERS)
     )
@@ -185,9 +185,9 @@ def test_a_table_of_this_run_counts_before_the_stored_one(tmp_path):
 
 # The pieces, and the command.
 
-GOOD = Study(name="simulator-speed", says="-", minutes=1, title="Speed",
-             quick="--most-ranks 8 --steps 8 --closed-forms 1")  # fmt: skip
-BAD = Study(name="scale-workers", says="-", minutes=1, title="Bad",
+GOOD = Study(name="checkpoint-interval", says="-", minutes=1, title="Crashes",
+             quick="--seeds 1 --factors 1 --modes sync --steps 100")  # fmt: skip
+BAD = Study(name="scale", says="-", minutes=1, title="Bad",
             quick="--steps 7")  # fmt: skip
 
 
@@ -229,7 +229,7 @@ def test_a_failed_piece_stops_no_other_and_the_claims_are_printed(tmp_path, monk
     assert main(["paper", "--out", str(tmp_path)]) == 2
     told = capfd.readouterr()
     assert "steps must be >= 8, got 7" in told.err
-    assert "error: 1 of 2 pieces failed (scale-workers)" in told.err
+    assert "error: 1 of 2 pieces failed (scale)" in told.err
     assert (tmp_path / GOOD.name / GOOD.csv[0]).is_file()
     assert told.out.endswith(f"{screen(answers(tmp_path))}\n")
 

@@ -30,8 +30,7 @@ from experiments.published.persia import (
     rate,
 )
 from experiments.published.rivals import RIVALS, refitted, samples_per_s, scenario_of
-from experiments.studies.scale_model_size import model_size
-from experiments.studies.scale_workers import kwai, public, simulated
+from experiments.studies.scale import kwai, model_size, public, simulated
 from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.cluster import Cluster

@@ -12,7 +12,7 @@ import pytest
 from experiments.studies import (
     ablation,
     checkpoint_interval,
-    scale_workers,
+    scale,
     sharded_map,
     which_mode,
 )
@@ -62,8 +62,8 @@ def of_sharded_map() -> Iterator[Line]:
 
 
 def of_scale_workers() -> Iterator[Line]:
-    steps = scale_workers.Options().steps
-    rate = scale_workers.simulated("v100-paper", "kwai-video", Mode.HYBRID, 8, steps)
+    steps = scale.Options().steps
+    rate, _ = scale.simulated("v100-paper", "kwai-video", Mode.HYBRID, 8, steps)
     yield {"series": "kwai-video hybrid", "gpus": 8}, {"model": rate}
 
 

@@ -11,17 +11,15 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 
-from experiments.studies import checkpoint_interval, cluster_sweep, simulator_speed
+from experiments.studies import checkpoint_interval, cluster_sweep
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options as Simulation
 from persia_sim.cli import scenario_of
 from persia_sim.cli.example import write_examples
 from persia_sim.cluster.memory import FORMATS
-from persia_sim.cluster.scenario import Discipline
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.report.sweep import TIE, Point
-from persia_sim.report.sweep import scenario_of as of_point
 from tests.experiments.raw_runs import printed_by, read_csv
 
 
@@ -332,22 +330,3 @@ def test_a_second_run_of_the_intervals_simulates_only_what_is_missing(checkpoint
 def test_checkpoint_options_that_would_never_end_are_refused(changes, rule):
     with pytest.raises(ValueError, match=rule):
         checkpoint_interval.Options(**changes)
-
-
-def test_simulator_speed_counts_events_per_step_and_per_cpu_second(tmp_path, capsys):
-    simulator_speed.run(
-        simulator_speed.Options(steps=10, most_ranks=8, closed_forms=20, out=tmp_path)
-    )
-    rows = read_csv(tmp_path / "simulator_speed.csv")
-    assert [(r["ranks"], r["network"], r["mode"]) for r in rows] == [
-        ("8", "fluid", "sync"), ("8", "fluid", "hybrid"), ("8", "fifo", "sync"),
-        ("8", "fifo", "hybrid"),
-    ]  # fmt: skip
-    for row in rows:
-        point = Point(ranks=8, workers=13, servers=4, mode=Mode(row["mode"]))
-        again = simulate(of_point(replace(point, discipline=Discipline(row["network"])), 10))
-        assert float(row["events_per_step"]) == again.events / 10
-        events = float(row["events_per_s"]) * float(row["cpu_s"])
-        assert events == pytest.approx(again.events)
-        assert int(row["servers"]) == again.scenario.cluster.servers.processes
-    assert "20 closed-form points" in capsys.readouterr().out

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from experiments.published.descriptions import DATA
-from experiments.studies import scale_model_size, scale_workers
-from experiments.studies.scale_workers import COLUMNS, row_of, summary
+from experiments.studies import scale
+from experiments.studies.scale import COLUMNS, Simulated, row_of, summary
 from experiments.tables import table
-from persia_sim.presets.catalogue import costs_of, workloads
+from persia_sim.base.vocabulary import Mode
+from persia_sim.engine.simulate import simulate
+from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
 from persia_sim.presets.costs import FITS
 from tests.experiments.raw_runs import printed_by, read_csv
 
@@ -22,7 +24,7 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
-    return _run(scale_workers, tmp_path_factory.mktemp("scale-workers"))
+    return _run("workers", tmp_path_factory.mktemp("workers"), lambda *a: 1000.0 * a[3])
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +32,17 @@ def sizes(tmp_path_factory):
     found = [{"suspect": "loaders", "batch_per_rank": 864, "would_need": "83 us",
               "error_async": 0.01, "error_hybrid": -0.02, "error_sync": 0.25}]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scale_model_size, "candidates", lambda steps: found)
-        patch.setattr(
-            scale_model_size.workers,
-            "simulated",
-            lambda *a: {"async_averaging": 2e6}.get(a[2].value, 1.9e6),
-        )
-        return _run(scale_model_size, tmp_path_factory.mktemp("scale-model-size"))
+        patch.setattr(scale, "candidates", lambda steps: found)
+        rates = {"async_averaging": 2e6}
+        folder = tmp_path_factory.mktemp("sizes")
+        return _run("rows", folder, lambda *a: rates.get(a[2].value, 1.9e6))
 
 
-def _run(study, out):
+def _run(over, out, rate):
     with pytest.MonkeyPatch.context() as patch:
-        if study is scale_workers:
-            patch.setattr(scale_workers, "simulated", lambda *a: 1000.0 * a[3])
-        return out, printed_by(study.run, study.Options(steps=STEPS, out=out))
+        patch.setattr(scale, "simulated", lambda *a: Simulated(rate(*a), 123_000.0))
+        options = scale.Options(over=(over,), steps=STEPS, out=out)
+        return out, printed_by(scale.run, options)
 
 
 def test_published_points_reach_the_table_unchanged(workers):
@@ -93,13 +92,14 @@ def test_a_summary_counts_what_is_below_as_error_too():
 
 
 def test_a_printed_line_has_published_model_and_signed_error():
-    text = table([row_of("s", "2 GPUs", 2, 1000.0, 900.0, "fit", "why")], COLUMNS)
+    text = table([row_of("s", "2 GPUs", 2, 1000.0, 900.0, "fit", "why", 12_345.0)], COLUMNS)
     assert re.split(r" {2,}", text.splitlines()[2]) == [
         "s",
         "2 GPUs",
         "1,000",
         "900",
         "-10.0%",
+        "12",
         "fit; why",
     ]
 
@@ -131,10 +131,27 @@ def test_sizes_and_suspects_reach_their_tables(sizes):
     assert re.search(r"loaders +864 +83 us +\+1\.0% +-2\.0% +\+25\.0%", sizes[1])
 
 
+def test_the_speed_of_the_simulator_is_on_the_screen_and_in_no_table(workers):
+    """Events over CPU seconds: of a simulation whose events are known."""
+    assert " 123 " in workers[1] and "events_per_s" not in read_csv(
+        workers[0] / "scale_workers.csv"
+    )[0]  # fmt: skip
+    work = workloads()["taobao-ad"]
+    cluster = CLUSTERS["v100-2021-09"]().resized(2)
+    clock = iter((10.0, 12.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scale.time, "process_time", lambda: next(clock))
+        found = scale.simulated_on(cluster, work, costs_of("v100-2021-09"), Mode.SYNC, 10)
+    scenario = scale.scenario_of(
+        cluster, work, costs_of("v100-2021-09"), Mode.SYNC, 10, scale.GPU_CV
+    )
+    assert found.events_per_s == simulate(scenario).events / 2.0
+
+
 @pytest.fixture(scope="module")
 def candidates():
     """The nominal cluster, then each suspect; a run of few steps is near its rate."""
-    return scale_model_size.candidates(steps=24, per_rank=(1024,))
+    return scale.candidates(steps=24, per_rank=(1024,))
 
 
 @pytest.mark.long
