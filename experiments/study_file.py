@@ -180,7 +180,7 @@ def _lines(
         own = {p: values_of(p, v, where) for p, v in flat(table, where, OF_A_LINE).items()}
         hold(f"{where}: its combinations", math.prod(map(len, own.values())), _CROSSED)
         for of_base, of_line in product(_combinations(base), _combinations(own)):
-            one = _made(file, number, table, of_base, of_line, unread)
+            one = _line_at(file, number, table, of_base, of_line, unread)
             varied = crossed | {path for path, values in own.items() if len(values) > 1}
             one.crossed = {p: of(one.config, p) for p in base | own if p in varied & one.read}
             made.append(one)
@@ -224,7 +224,7 @@ def _combinations(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, An
         yield dict(zip(choices, values, strict=True))
 
 
-def _made(
+def _line_at(
     file: StudyFile,
     number: int,
     table: Mapping[str, Any],

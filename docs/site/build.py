@@ -65,6 +65,7 @@ API = {
     "A cluster": ("persia_sim.cluster.cluster", ("Cluster", "Role", "Link")),
     "A workload": ("persia_sim.cluster.workload", ("Workload",)),
     "Throughput": ("persia_sim.report.measure", ("throughput", "Estimate")),
+    "A study": ("experiments", ("sweep",)),
     "Gaps with intervals": ("experiments.gaps", ()),
 }
 """Heading -> the module, and its objects; none: all that are public."""
