@@ -210,7 +210,7 @@ def matching(folder: Path, name: str) -> list[Path]:
         return [folder / name]
     try:
         found = [path for path in folder.glob(name) if path.is_file()]
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, NotImplementedError, RecursionError) as error:  # folders too deep
         raise DataError(f"{name!r} is no pattern of files in {folder}: {error}") from error
     if not found:
         raise DataError(f"no file in {folder} matches {name!r}\n  correct the pattern")

@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 
 from runtime.data.errors import DataError
-from runtime.data.ids import canonical, clock_text
+from runtime.data.ids import canonical
 from runtime.data.source import Part
 
 RecordBatch = Any
@@ -111,9 +111,11 @@ def written(array: ArrowArray, missing: Collection[str] = ()) -> tuple[list[str]
         texts += map(_decimal_text, values.to_pylist())
     elif kinds.is_boolean(kind):  # as pandas writes them to a CSV
         texts += map(str, values.to_pylist())
-    elif kinds.is_timestamp(kind) or kinds.is_duration(kind) or kinds.is_time(kind):
-        texts += _clock_texts(values)
-    else:  # texts, around which blanks do not count, whole numbers and days
+    elif kinds.is_duration(kind):
+        texts += (canonical(str(span)) for span in values.to_pandas())
+    else:  # texts, around which blanks do not count, whole numbers, days, instants
+        if kinds.is_timestamp(kind) and kind.tz is not None:  # old offsets have seconds
+            values = values.cast(pa.timestamp(kind.unit, "UTC"))
         texts += (canonical(text.strip()) for text in values.cast(pa.string()).to_pylist())
 
     # Rows of no value have a number of their own.
@@ -144,40 +146,6 @@ def _decimal_text(value: Decimal) -> str:
         return str(int(value))
     shortest = repr(float(value))
     return shortest if Decimal(shortest) == value else format(value, "f").rstrip("0")
-
-
-_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_DAY_S = 86_400
-
-
-def _clock_texts(values: ArrowArray) -> list[str]:
-    """Texts of instants, spans and times of day: in UTC where they have a zone."""
-    import pyarrow as pa
-    import pyarrow.types as kinds
-
-    # Whole numbers of its unit, split exactly: a float would lose nanoseconds.
-    kind = values.type
-    per_s = _PER_S[values.type.unit]
-    counts = to_numpy(values.view(pa.int64() if kind.bit_width == 64 else pa.int32()))
-    seconds, fractions = np.divmod(counts.astype(np.int64), per_s)
-    days, rest = np.divmod(seconds, _DAY_S)
-
-    # What stands before the time of day: a date, a number of days, or nothing.
-    zone = ""
-    names = [""] * len(days)
-    if kinds.is_timestamp(kind):
-        names = np.datetime_as_string(days.astype("datetime64[D]")).tolist()
-        zone = "" if kind.tz is None else "Z"
-    elif kinds.is_duration(kind):
-        names = [f"{day} days" for day in days.tolist()]
-
-    # As many digits of the second as the unit has, so that equal instants have equal texts.
-    digits = len(str(per_s)) - 1
-    parsed = zip(names, rest.tolist(), fractions.tolist(), strict=True)
-    return [
-        clock_text(name, f"{s // 3600:02}:{s // 60 % 60:02}:{s % 60:02}", f"{f:0{digits}}", zone)
-        for name, s, f in parsed
-    ]
 
 
 def key_texts(array: ArrowArray) -> ArrowArray:

@@ -32,7 +32,7 @@ class Split:
     random_seed: Annotated[int | None, Within(0, 2**63 - 1)] = None
     """Seed by which the rows of ``test_fraction`` are drawn (numpy default_rng(seed).random() <
     fraction); None takes the last rows of the file. 0 to 2**63 - 1."""
-    by_group: bool = False
+    by_group: bool | None = None
     """Whether ``test_fraction`` draws whole groups of the schema's ``group``, by a hash of group
     and seed; a sample without one is drawn by itself."""
     test_file: str | None = None

@@ -240,6 +240,8 @@ def read_export(
     tables = {}
     for name, document in manifest.tables.items():
         config = parse(TableConfig, document, f"{file}: tables.{name}")
+        if config.name != name:
+            raise BrokenFileError(f"{file}: table {name!r} is called {config.name!r}, too")
         ids, values = read_vectors(folder / ROWS / file_of(name), config)
         tables[name] = Vectors(config, manifest.seed, ids, values)
     if manifest.dense == "class":

@@ -23,6 +23,7 @@ SPLITS = {
     "test_equals": Split(column="day", test_equals="8"),
     "test_fraction": Split(test_fraction=0.1),
     "random_seed": Split(test_fraction=0.1, random_seed=3),
+    "by_group": Split(test_fraction=0.1, random_seed=3, by_group=True),
     "test_file": Split(test_file="b.csv"),
     "validation_file": Split(test_file="b.csv", validation_file="c.csv"),
     "validation_fraction": Split(column="day", test_from=8, validation_fraction=0.1),
@@ -75,7 +76,8 @@ def test_what_decides_nothing_is_the_same_data(key):
 
 @pytest.mark.parametrize("key", SPLITS)
 def test_another_split_is_told_by_its_keys(key):
-    told = differences(document(SCHEMA), document(replace(SCHEMA, split=SPLITS[key])))
+    schema = replace(SCHEMA, group="user")
+    told = differences(document(schema), document(replace(schema, split=SPLITS[key])))
     assert any(text.startswith(f"split: {key} was ") for text in told)
 
 

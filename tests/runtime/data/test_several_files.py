@@ -164,6 +164,15 @@ def test_what_is_wrong_with_patterns_is_said(folder):
         rows_of(source(folder, "part-0.csv", twice), "train")
 
 
+def test_folders_too_deep_for_a_pattern_are_said(folder, monkeypatch):
+    def too_deep(path, pattern):
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr(type(folder), "glob", too_deep)
+    with pytest.raises(DataError, match=r"'\*\*/a\.csv' is no pattern of files in .*: maximum rec"):
+        rows_of(source(folder, "**/a.csv", LAST), "train")
+
+
 def test_every_file_counts_in_the_checksum_and_in_what_is_kept(folder, tmp_path):
     place = tmp_path / "data"
     place.mkdir()

@@ -221,9 +221,23 @@ def of_network(draw: random.Random, folder: Path) -> None:
     file.write_bytes(proto.SerializeToString())
 
 
+def of_rows(draw: random.Random, folder: Path) -> None:
+    """Bytes of a table, most of them in its footer, which says where and how much all is."""
+    file = folder / "rows" / "rows.parquet"
+    content = file.read_bytes()
+    at = len(content) - draw.choice([8, 200, 600, len(content)])
+    file.write_bytes(content[:at] + flipped(draw, content[at:]))
+
+
+def of_sketches(draw: random.Random, folder: Path) -> None:
+    """Bytes of what is known of the samples that trained."""
+    file = folder / "trained.arrays"
+    file.write_bytes(flipped(draw, file.read_bytes()))
+
+
 KINDS: list[tuple[str, Callable[[random.Random, Path], None]]] = [
     ("mlp", of_manifest), ("own", of_manifest), ("mlp", of_weights), ("own", of_network),
-    ("own", of_network),
+    ("own", of_network), ("own", of_network), ("mlp", of_rows), ("mlp", of_sketches),
 ]  # fmt: skip
 
 

@@ -389,6 +389,7 @@ def test_rows_that_a_table_has_no_bytes_for_are_not_waited_for(tmp_path):
         ({"extra": 1}, r"manifest.json: extra is not known; known: format, layout"),
         ({"layout": {"fields": []}}, "manifest.json: a data set needs at least one id field"),
         ({"tables": {}, "files": {"dense.safetensors": ""}}, "dense.safetensors is damaged"),
+        ({"tables": {"rows": {"name": "x"}}}, "table 'rows' is called 'x'"),
         ({"tables": {"rows": {"dimm": 4}}}, "tables.rows: dimm is not known; did you mean dim"),
     ],
 )
