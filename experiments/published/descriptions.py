@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from enum import StrEnum
-from functools import cache
 from math import inf
 from pathlib import Path
 from typing import TypeVar
@@ -220,19 +219,12 @@ def rankers_of(path: Path, tables: Path | None = None) -> dict[str, Ranker]:
             tables=tuple(listed.get(line["workload"]) or _alike(line)),
             dense_macs=number(line, macs),
             dense_params=number(line, "dense_params"),
-            dense_layers=positive(line, "dense_layers") or stored_layers().get(line["workload"]),
+            dense_layers=positive(line, "dense_layers"),
             update=choice(line, "optimizer", RowUpdate, RowUpdate.SGD),
             source="workloads file",
         )
 
     return _described(path, "workload", ranker, macs)
-
-
-@cache
-def stored_layers() -> dict[str, float]:
-    """Layers of the dense networks that the project has a line of, for files that lack them."""
-    lines = read_csv(DATA / "gpu" / "workloads.csv", "workloads", "run from a checkout")
-    return {line["workload"]: number(line, "dense_layers") for line in lines}
 
 
 def _needed(line: dict[str, str], column: str) -> float:
@@ -248,18 +240,12 @@ def _alike(line: dict[str, str]) -> list[Table]:
     ids, elements = (
         _needed(line, name) for name in ("lookups_per_sample", "lookup_elements_per_sample")
     )
-    wide = re.search(r"^wdl_.*_d(\d+)$", line["workload"])
-    if wide:  # Wide & Deep: a table of this width and one of width 1; rows say how long they are
-        dim = float(wide.group(1))
-        deep = round((elements - ids) / (dim - 1))
-        parts = ((dim, deep), (1.0, round(ids - deep)))
-        return [Table(rows=1e6, dim=d, ids_per_sample=(1.0,) * n) for d, n in parts]
 
-    # Else as many equal tables as the line says, each with the same number of features.
+    # As many equal tables as the line says, each with the same number of features.
     count = max(1, int(number(line, "tables", 1)))
     dim = elements / ids
     features = max(1, round(number(line, "pooled_elements_per_sample") / dim / count))
-    rows = number(line, "total_rows", 1e6 * count) / count  # words there: a vocabulary of the row's
+    rows = number(line, "total_rows", 1e6 * count) / count
     require(rows >= 1, "total_rows", line.get("total_rows"), f"{count} tables have >= 1 row each")
     each = (ids / count / features,) * features
     return [Table(rows=rows, dim=dim, ids_per_sample=each, count=count)]

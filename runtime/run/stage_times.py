@@ -21,7 +21,7 @@ import numpy as np
 
 from persia_sim.base.vocabulary import Stage
 from runtime.data.batch import Batch
-from runtime.data.source import Source
+from runtime.data.source import Part, Source
 from runtime.embedding.server import READ, REFRESH, UPDATE
 from runtime.engines.threads import ConcurrentRun
 from runtime.rank.parts import Parts
@@ -248,7 +248,7 @@ class Drawn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
-    def chunks(self, part: str) -> Any:
+    def chunks(self, part: Part) -> Any:
         """Chunks as the source has them; the training part ends with what is drawn."""
         return iter(self._chunks) if part == "train" else self._source.chunks(part)
 

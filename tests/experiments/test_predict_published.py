@@ -275,22 +275,6 @@ def test_the_projects_own_measurements_are_whole_and_can_be_read_beside_others(p
     assert len({line["id"] for line in lines}) == len(lines)
 
 
-def test_a_file_that_lacks_the_layers_of_a_known_model_takes_them_from_the_stored_one(tmp_path):
-    lines = (DATA / "gpu" / "workloads.csv").read_text().splitlines()
-    place = lines[0].split(",").index("dense_layers")
-    with (DATA / "gpu" / "workloads.csv").open() as file:
-        known = {line["workload"]: line for line in csv.DictReader(file)}
-    columns = [c for c in lines[0].split(",") if c != "dense_layers"]
-    path = tmp_path / "workloads.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows([known["wdl_7fc_d16"], known["wdl_2fc_d16"] | {"workload": "mine"}])
-    found = rankers_of(path)
-    assert place and found["wdl_7fc_d16"].layers == 8
-    assert found["mine"].layers == pytest.approx(8 * (1488896 / 2.46e6) ** 0.25)
-
-
 @pytest.mark.parametrize(
     ("cells", "expected"),
     [
