@@ -79,7 +79,7 @@ def sweep_figure(rows: pd.DataFrame) -> Figure:
 
 _MOST_LINEAR = 10e-3
 _WORDS = ("group", "versus")
-demo_figure = sweep_figure
+demo_figure = treatments_figure = sweep_figure
 
 
 @of_tables

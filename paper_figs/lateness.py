@@ -16,7 +16,6 @@ from paper_figs.style import (
     MARKERS,
     MODES,
     ModeLook,
-    look_of,
     of_tables,
     show_ticks,
 )
@@ -166,85 +165,6 @@ def _forest(axes: Axes, blocks: Mapping[str, Sequence[ForestLine]]) -> None:
     show_ticks(axes, "x", (-30, -10, -3, -1, 0, 1, 3, 10, 30))
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(GAP_LABEL)
-
-
-TREATMENTS = {
-    "untreated": "untreated",
-    "sync_steps": "synchronous start ({sync_steps:g} steps)",
-    "dense_lag": "dense update {dense_lag:g} late, too",
-    "delay_compensation": "delay compensation (λ = {delay_compensation:g})",
-    "lr_by_staleness": "row rate / steps missed",
-    "wire": "rows travel as float16",
-}
-
-
-@of_tables
-def treatments_figure(rows: pd.DataFrame) -> Figure:
-    """Left: gap to sync. Right: gap to the same setting untreated. Of the first task of the table.
-
-    A base's rows stand together under its name; dots are means, bars 95 % t intervals. Gaps span
-    two orders of magnitude: linear within a thousandth of AUC, logarithmic beyond.
-    """
-    # The first task, without sync, which is the zero line.
-    task = rows.task.iloc[0]
-    data = rows.data.iloc[0]
-    seeds = rows.seeds.max()
-    is_reference = (rows.base == "sync") & (rows.treatment == "untreated")
-    rows = rows[(rows.task == task) & ~is_reference].reset_index(drop=True)
-
-    # Both panels share their lines; rows without an untreated twin are in the left one only.
-    labels, places = _places(rows)
-    height = 1.0 + 0.19 * len(labels)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.0, height), sharey=True)
-    _gaps_of(left, places, rows, "gap_to_sync")
-    treated = rows.gap_to_untreated.notna().to_numpy()
-    _gaps_of(right, places[treated], rows[treated], "gap_to_untreated")
-    left.set_yticks([place for place, _ in labels], [name for _, name in labels])
-    for tick in left.get_yticklabels():
-        tick.set_fontweight("bold" if tick.get_text() in set(rows.base) else "normal")
-    left.set_ylim(max(places) + 0.8, -0.8)
-    left.set_xlabel(GAP_LABEL)
-    right.set_xlabel("AUC gap to untreated [$10^{-3}$]")
-    figure.suptitle(
-        f"Test AUC ({task}, {data}): dots are means over {seeds} paired seeds, bars 95 %"
-        " intervals;\naxes linear within a thousandth of AUC, logarithmic beyond",
-    )
-    return figure
-
-
-def _places(rows: pd.DataFrame) -> tuple[list[tuple[float, str]], np.ndarray]:
-    """Tick labels with their heights, a heading a base; and the height of each row."""
-    labels: list[tuple[float, str]] = []
-    places = []
-    at = -1.0
-    base = ""
-    for row in rows.itertuples():
-        if row.base != base:
-            base = row.base
-            at += 1.0
-            labels.append((at, base))
-        at += 1.0
-        places.append(at)
-        labels.append((at, TREATMENTS.get(row.treatment, row.treatment).format(**row._asdict())))
-    return labels, np.array(places)
-
-
-def _gaps_of(axes: Axes, places: np.ndarray, rows: pd.DataFrame, name: str) -> None:
-    """A dot with its 95 % interval for each row, at these heights, as its base is drawn."""
-    axes.axvline(0, color="black", linewidth=0.8)
-    for base in dict.fromkeys(rows.base):
-        own, look = (rows.base == base).to_numpy(), look_of(base)
-        axes.errorbar(
-            1e3 * rows[name][own],
-            places[own],
-            xerr=1e3 * rows[f"{name}_half_width_95"][own],
-            fmt=look.marker,
-            color=look.color,
-            capsize=2.5,
-        )
-    axes.grid(axis="y", visible=False)
-    axes.set_xscale("symlog", linthresh=1, linscale=1)
-    show_ticks(axes, "x")
 
 
 CASES = {"cold ids": "ids all rare", "hot ids": "popular ids"}

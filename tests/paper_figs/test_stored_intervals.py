@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import csv
-import math
 from pathlib import Path
 
 import pytest
 
-from paper_figs.auc import convergence_figure, demo_figure
+from paper_figs.auc import convergence_figure, sweep_figure
 from paper_figs.lateness import (
     CASES,
     convergence_bound_figure,
-    treatments_figure,
 )
 from tests.paper_figs.read_back import intervals, intervals_of, reference_lines
 
@@ -32,24 +30,14 @@ def paths(*names: str) -> list[Path]:
     return [RESULTS / f"{name}.csv" for name in names]
 
 
-def test_demo_has_the_intervals_of_its_gaps_against_a_line_at_zero():
-    rows = table("demo")
+@pytest.mark.parametrize("name", ["demo", "treatments"])
+def test_a_study_has_the_intervals_of_its_gaps_against_a_line_at_zero(name):
+    rows = table(name)
     rows = [row for row in rows if row["task"] == rows[0]["task"] and row["versus"]]
-    (axes,) = demo_figure(*paths("demo")).axes
+    rows.sort(key=lambda row: [one["versus"] for one in rows].index(row["versus"]))
+    (axes,) = sweep_figure(*paths(name)).axes
     assert intervals(axes) == intervals_of(rows, "gap", "gap_half_width_95", 1e3)
     assert reference_lines(axes) == {"y": [], "x": [0.0]}
-
-
-def test_treatments_have_both_gaps_intervals():
-    left, right = treatments_figure(*paths("treatments")).axes
-    reference, *rows = table("treatments")
-    assert (reference["base"], reference["treatment"]) == ("sync", "untreated")
-    rows = [row for row in rows if row["task"] == reference["task"]]
-    assert intervals(left) == intervals_of(rows, *GAP)
-    treated = [row for row in rows if not math.isnan(float(row["gap_to_untreated"]))]
-    column = "gap_to_untreated"
-    assert intervals(right) == intervals_of(treated, column, f"{column}_half_width_95", 1e3)
-    assert reference_lines(left) == reference_lines(right) == {"y": [], "x": [0.0]}
 
 
 def test_the_bounds_figure_has_syncs_lines_and_every_measured_interval():
