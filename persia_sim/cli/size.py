@@ -78,6 +78,7 @@ def run_size(options: SizeOptions) -> str:
     lines = [f"{head}; simulated, at list prices"]
     if within:
         lines.append(_table(within))
+        lines += _undecided(asked, within)
     if len(within) < len(tried):
         more = len(tried) - len(within)
         lines.append(f"{more} more cost more than ${budget:,.0f} an hour")
@@ -168,7 +169,7 @@ def _table(choices_of_all: Sequence[Choice]) -> str:
             [
                 choice.system,
                 f"{choice.gpus:,}",
-                f"{choice.samples_per_s:,.0f}",
+                _rate(choice),
                 f"{low:,.0f} to {high:,.0f}",
                 f"{choice.usd_per_hour:,.2f}",
                 price(choice.usd_per_million).removeprefix("$"),
@@ -177,6 +178,25 @@ def _table(choices_of_all: Sequence[Choice]) -> str:
             ]
         )
     return aligned(header, lines)
+
+
+def _rate(choice: Choice) -> str:
+    """The rate, with its 95 % interval where it is simulated."""
+    rate = f"{choice.samples_per_s:,.0f}"
+    if choice.half_width is None:
+        return rate
+    return f"{rate} +-{choice.half_width / choice.samples_per_s:.1%}"
+
+
+def _undecided(asked: Asked, shown: Sequence[Choice]) -> list[str]:
+    """A line for each choice that may reach the rate and may not."""
+    return [
+        f"not decided: the 95 % interval of {choice.system} for ${choice.usd_per_hour:,.2f} an hour"
+        f" is not clear of {asked.samples_per_s:,.0f} in the longest simulation; ask for"
+        " a little more to be sure"
+        for choice in shown
+        if choice.undecided
+    ]
 
 
 def _around(asked: Asked, machines: Sequence[Host]) -> list[Choice]:

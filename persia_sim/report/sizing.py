@@ -25,7 +25,7 @@ from persia_sim.presets.catalogue import gcp_100t
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import FITTED, band_ln, constants_ln, half_ln, strange
 from persia_sim.report.compare import COMPARED, fitting_gpus, job_of, on_gpus
-from persia_sim.report.measure import throughput
+from persia_sim.report.measure import Estimate, throughput
 from persia_sim.sharded.stages import step_s
 
 MOST_GPUS, MOST_HOSTS = 2048, 1024
@@ -35,6 +35,12 @@ _ROOM = 0.9
 _CORES = 100
 """About so many cores a server process, as on the hosts of the 100T run."""
 _STEPS = 48
+"""Steps of the first simulation; each further one has twice as many and the next seed."""
+_MOST_STEPS = 768
+_MOST_BATCHES = 25_600
+"""Steps of all ranks together in a simulation after the first."""
+_FAR = 2.0
+"""Half widths from the rate that is asked for at which one simulation decides."""
 _GPU_CV = 0.05
 _TRIES = 4
 _LOADERS = 4  # a rank, as the 100T run has
@@ -65,6 +71,10 @@ class Choice:
     """Role, number and type of its hosts."""
     samples_per_s: float
     """By the closed form, or simulated."""
+    half_width: float | None = None
+    """Half of the 95 % interval of the simulated rate; None by the closed form."""
+    undecided: bool = False
+    """Whether the longest simulation leaves open if the rate is reached."""
     binds: str = ""
     """What bounds the rate."""
     parts: tuple[Host, ...] = ()
@@ -281,26 +291,58 @@ def _types(machines: Sequence[Host]) -> Iterator[tuple[Host, ...]]:
 
 
 def simulated(asked: Asked, choice: Choice) -> Choice | None:
-    """The choice with its simulated rate; with more hosts where that is below what is asked."""
+    """The choice with its simulated rate; with more hosts where that is below what is asked.
+
+    Where the longest simulation does not tell, the choice is handed back as undecided.
+    """
     candidate: Choice | None = choice
     target = asked.samples_per_s
     for _ in range(_TRIES):
         if candidate is None:
             return None
-        rate = simulated_rate(candidate)
-        if rate >= asked.samples_per_s:
-            return replace(candidate, samples_per_s=rate)
-        target *= 1.01 * asked.samples_per_s / rate
+        rate, clear = simulated_rate(candidate, asked.samples_per_s)
+        if not clear or rate.mean >= asked.samples_per_s:
+            return replace(
+                candidate,
+                samples_per_s=rate.mean,
+                half_width=rate.half_width,
+                undecided=not clear,
+            )
+        target *= 1.01 * asked.samples_per_s / rate.mean
         candidate = chosen_among(replace(asked, samples_per_s=target), candidate.parts)
     return None
 
 
-def simulated_rate(choice: Choice) -> float:
-    """Samples per second with the noise of GPUs and the queues of hosts."""
+def simulated_rate(choice: Choice, asked_samples_per_s: float) -> tuple[Estimate, bool]:
+    """Samples per second with the noise of GPUs and the queues of hosts, and whether they are clear
+    of what is asked for.
+
+    They are where the 95 % interval lies on one side of it, in two simulations after another of
+    different lengths and seeds, or in one by far: of many short ones some are clear by chance, and
+    queues that still fill let more in than they will let out.
+    """
+    before = 0  # the side on which the simulation before was clear: 1 above, -1 below
+    steps = _STEPS
+    seed = choice.scenario.seed
+    while True:
+        rate = _simulated_rate(choice, steps, seed)
+        off = rate.mean - asked_samples_per_s
+        side = 0 if abs(off) < rate.half_width else 1 if off >= 0 else -1
+        if side and (side == before or abs(off) >= _FAR * rate.half_width):
+            return rate, True
+        steps *= 2
+        if steps > _MOST_STEPS or steps * choice.gpus > _MOST_BATCHES:
+            return rate, False
+        seed += 1
+        before = side
+
+
+def _simulated_rate(choice: Choice, steps: int, seed: int) -> Estimate:
+    scenario = replace(choice.scenario, steps=steps, seed=seed)
     if choice.system == "hybrid":
-        return throughput(simulate(choice.scenario)).mean
-    other, need = on_gpus(choice.scenario, choice.gpus, choice.system)
-    return throughput(simulate(other, need=need)).mean
+        return throughput(simulate(scenario))
+    other, need = on_gpus(scenario, choice.gpus, choice.system)
+    return throughput(simulate(other, need=need))
 
 
 def front(every: Sequence[Choice]) -> list[Choice]:
