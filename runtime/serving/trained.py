@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from persia_sim.base.rules import printable
 from persia_sim.base.schema import parse
 from runtime.checkpoint.places import STATE, run_of
 from runtime.checkpoint.rows import load
@@ -297,7 +298,7 @@ def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarra
                     ", ".join(f"{c.name}: {c.type}" for c in s) for s in (columns, expected)
                 )
                 raise BrokenFileError(
-                    f"{file} has the columns {given}; a table of this model has {wanted}"
+                    f"{file} has the columns {printable(given)}; a table of this model has {wanted}"
                 )
 
             # Part by part into arrays of the whole size, which the file has, too.

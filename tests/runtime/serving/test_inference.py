@@ -371,6 +371,14 @@ def test_a_table_that_is_not_the_models_is_refused(tmp_path, column, told):
         read_vectors(file, TableConfig(dim=4))
 
 
+def test_a_columns_name_with_a_line_end_makes_no_second_line(tmp_path):
+    file = tmp_path / "vectors.parquet"
+    pq.write_table(pa.table({"i\nd": pa.array([5], pa.uint64())}), file)
+    with pytest.raises(BrokenFileError, match="a table of this model has") as caught:
+        read_vectors(file, TableConfig(dim=4))
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_rows_that_a_table_has_no_bytes_for_are_not_waited_for(tmp_path):
     """Compressed, as nobody here writes them: a few bytes for any number of rows."""
     file = tmp_path / "vectors.parquet"
