@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from persia_sim.base.files import lock_file
-from runtime.process import enter_process
+from runtime.process import enter_process, fork_server, unblock_interrupts
 from runtime.torchrun import die_with_parent
 
 
@@ -173,8 +173,7 @@ def computed(
         return
 
     # A server imports the modules once, and each worker is a cheap fork of it.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preloaded))
+    context = fork_server(preloaded)
     with ProcessPoolExecutor(
         min(jobs, len(work)), context, initializer=settle_in, initargs=(surroundings(),)
     ) as pool:
@@ -194,6 +193,7 @@ def surroundings() -> dict[str, str | None]:
 
 def settle_in(environment: Mapping[str, str | None]) -> None:
     """Take over the `surroundings` of whoever started this process, and end with it."""
+    unblock_interrupts()
     enter_process()
     die_with_the_parent()
     for name, value in environment.items():

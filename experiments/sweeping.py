@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import signal
 import sys
 import tempfile
@@ -12,7 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from experiments.points import Point, expected_samples
 from experiments.result_cache import say_older, settle_in, sole_writer, surroundings
 from persia_sim.base.files import read_document
 from persia_sim.base.rules import counted
+from runtime.process import fork_server
 from runtime.run.folder import plain
 
 K = TypeVar("K")
@@ -200,8 +200,7 @@ def _carried_out(
     from tqdm import tqdm
 
     # The server imports torch once; each point is then a cheap fork of it.
-    context: ForkServerContext = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context = fork_server(PRELOADED)
 
     # Every process counts its samples in one place of a shared array, for the bar.
     samples: Any = context.Array("q", len(waiting), lock=False)
@@ -269,8 +268,8 @@ def _work(
     from runtime.stop import Ending
 
     # The parent hears Ctrl-C and ends this process.
-    settle_in(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settle_in(environment)
 
     def count(more: int) -> None:
         samples[number] += more

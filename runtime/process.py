@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext
 
 SPINS = "10000"
 """Long enough for the pauses inside a step, short enough to leave the core to the embedding kernels
@@ -32,6 +36,30 @@ def enter_process() -> None:
         from runtime.embedding.native.extension import native  # late: it may not be there
 
         native.flush_denormals(True)
+
+
+def fork_server(modules: Sequence[str] | None = None) -> ForkServerContext:
+    """Start a process that imports these modules once, and of which others are cheap forks; gives
+    what starts them.
+
+    A Ctrl-C at the whole group is not for it, also while it imports: SIGINT is blocked in it and,
+    until `unblock_interrupts`, in what it forks. It ends with the last process that knows it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    if modules is not None:
+        context.set_forkserver_preload(list(modules))
+    resource_tracker.ensure_running()  # first: it would unblock what is blocked
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
+
+
+def unblock_interrupts() -> None:
+    """Hear Ctrl-C in a fork of such a server."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @contextlib.contextmanager

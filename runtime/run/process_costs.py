@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 import time
@@ -25,7 +24,7 @@ from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.native.plan import Pooling
 from runtime.embedding.store import EmbeddingStore
 from runtime.engines.open import rows_of
-from runtime.process import enter_process
+from runtime.process import enter_process, fork_server
 from runtime.rank.parts import tables_of
 from runtime.run.laws import Measurement, median_of
 from runtime.stop import Stop
@@ -100,7 +99,7 @@ def _both_calls(
 
 def summed(on_measured: Callable[[], object] = lambda: None) -> list[Measurement]:
     """Seconds of an all-reduce over `RANKS` processes of this host; items are bytes of a rank."""
-    answers = multiprocessing.get_context("forkserver").SimpleQueue()
+    answers = fork_server().SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         given = str(Path(folder, "store")), REPEATS, answers
         start_processes(_sum, given, nprocs=RANKS, start_method="forkserver")  # type: ignore[no-untyped-call]
