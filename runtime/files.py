@@ -24,6 +24,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from persia_sim.base.files import (
+    MOST_DOCUMENT_BYTES,
     atomic_write,
     open_regular,
     parsed,
@@ -248,15 +249,18 @@ def write_sealed(file: Path, content: Any) -> None:
     flush_folder(file.parent)
 
 
-def read_sealed(kind: type[T], file: Path, format: str, what: str) -> T:
-    """The dataclass that the document says; raises `BrokenFileError` naming what is wrong.
+def read_sealed(
+    kind: type[T], file: Path, format: str, what: str, most_bytes: int = MOST_DOCUMENT_BYTES
+) -> T:
+    """The dataclass that the document says, of a file of so many bytes at most; raises
+    `BrokenFileError` naming what is wrong.
 
     ``format`` must stand under the key of that name; ``what`` is the word for such a file.
     """
     try:
         # Another format, a changed byte, a wrong value: one kind of error, and each sentence names
         # the file.
-        document = parsed(read_regular(file), file)
+        document = parsed(read_regular(file, most_bytes), file)
         if not isinstance(document, dict) or document.get("format") != format:
             raise BrokenFileError(f"{file} is not the {what} ({format}); this version reads that")
         if document.pop("digest", None) != _digest_of(document):

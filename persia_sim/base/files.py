@@ -68,6 +68,10 @@ def unfinished_folder(path: Path) -> Iterator[Path]:
     try:
         with held(fresh):
             yield fresh
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)  # a full disk names no file
+        raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -160,9 +164,13 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def read_regular(path: Path) -> bytes:
-    """The content of a regular file; raises as `open_regular`."""
+def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
+    """The content of a regular file; raises as `open_regular`, and ValueError, before it is read,
+    for a file that has more bytes than what it is to be."""
     with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if most_bytes is not None and size > most_bytes:
+            raise ValueError(f"{path} has {size:,} bytes: it has at most {most_bytes:,}")
         return file.read()
 
 
@@ -189,7 +197,8 @@ def _opened(path: Path, flags: int) -> int:
     raise OSError(errno.EINVAL, f"it is not a regular file but {kind_of(mode)}", str(path))
 
 
-MOST_UNPACKED_BYTES = 1 << 30
+MOST_UNPACKED_BYTES = 1 << 28
+"""Reading takes several times as much. An honest file is less than 100 times smaller packed."""
 _MOST_PACKED = 100
 """Times that numbers which a run has written are larger unpacked; zeros are a thousand times."""
 
@@ -221,13 +230,7 @@ def read_document(path: Path) -> Any:
     be read.
     """
     try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MOST_DOCUMENT_BYTES:
-                raise ValueError(
-                    f"{path} has {size:,} bytes: a document has at most {MOST_DOCUMENT_BYTES:,}"
-                )
-            content = file.read()
+        content = read_regular(path, MOST_DOCUMENT_BYTES)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

@@ -7,6 +7,7 @@ one shard stand in the order in which the shard's lock was held, rows of one ran
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -175,7 +176,9 @@ class Trace:
             lacks = f"it lacks {error.args[0].split()[0]}"
             raise ValueError(f"{path} is not a trace of this testbed: {lacks}; {remedy}") from error
         except OSError as error:
-            if error.errno is not None:  # of the system; what numpy says has no number
+            # Of the system; what numpy says has no number, and an archive may name a place before
+            # its beginning.
+            if error.errno not in (None, errno.EINVAL):
                 raise
             raise ValueError(f"trace {path} is damaged; record it again, or {remedy}") from error
         except Exception as error:  # bytes that are no archive, no arrays, no JSON: all alike

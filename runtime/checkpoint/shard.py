@@ -138,7 +138,15 @@ def check_same_rows(
                 )
 
 
-_COLUMNS = ("ids", "words", "stamps", "rows", "removed", "sightings")
+_COLUMNS = {
+    "ids": ("<u8", 1),
+    "words": ("<u4", 1),
+    "stamps": ("<u4", 1),
+    "rows": ("|u1", 2),
+    "removed": ("<u8", 1),
+    "sightings": ("|u1", 1),
+}
+"""Type and number of dimensions of each array of a table."""
 
 
 class Arrays(NamedTuple):
@@ -158,6 +166,23 @@ class Arrays(NamedTuple):
     """uint8: the sketch of admission by frequency."""
     latest_step: int
     """The last step seen."""
+
+    def check(self) -> None:
+        """Raise `Refused` for columns that no server writes."""
+        for name, (dtype, dims) in _COLUMNS.items():
+            column = getattr(self, name)
+            is_so = (column.dtype.str, column.ndim) == (dtype, dims)
+            what = f"{column.dtype.str} of {column.ndim} dimensions"
+            require(is_so, name, what, f"must be {dtype} of {dims}")
+        count = len(self.ids)
+        for name, fits in (
+            ("words", len(self.words) == count),
+            ("rows", len(self.rows) == count),
+            ("stamps", len(self.stamps) in (0, count)),
+        ):
+            require(fits, f"the number of {name}", len(getattr(self, name)), f"must be {count}")
+        within = 0 <= self.latest_step < 2**32
+        require(within, "latest_step", self.latest_step, "must be a step")
 
     def where(self, rows: np.ndarray) -> Arrays:
         """The rows that are marked, or in this order; none of the removed is in a part before."""
@@ -284,6 +309,11 @@ def _rows_of_shard(
     parts = defaultdict[str, list[tuple[Arrays, np.ndarray]]](list)
     for number in [server.shard] if alone else range(len(part.digests)):
         saved = _read_shard(folder, part, number)
+        if saved.keys() != manifest.tables.keys():
+            raise BrokenFileError(
+                f"{folder}/{part.file_of(number)} holds the tables {', '.join(sorted(saved))}, its"
+                f" manifest has {', '.join(sorted(manifest.tables))}"
+            )
         for name in manifest.tables:
             table = saved[name]
             before = manifest.tables[name]
@@ -356,10 +386,13 @@ def _read_shard(folder: str, part: Part, shard: int) -> dict[str, Arrays]:
         facts, arrays = read_arrays(file, digest)
     try:
         steps = {str(table): int(step) for table, step in facts["latest_step"].items()}
-        return {
+        tables = {
             table: Arrays(latest_step=step, **{c: arrays[f"{table}/{c}"] for c in _COLUMNS})
             for table, step in steps.items()
         }
+        for table in tables.values():
+            table.check()
+        return tables
     except (KeyError, AttributeError, TypeError, ValueError) as error:
         name = f"{folder}/{part.file_of(shard)}"
-        raise BrokenFileError(f"{name} lacks a column of a table: {error}") from None
+        raise BrokenFileError(f"{name} is not what a server writes: {error}") from None

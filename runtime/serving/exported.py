@@ -255,11 +255,8 @@ def read_export(
 
 def _manifest_in(folder: Path) -> Manifest:
     file = folder / MANIFEST
-    if file.is_file() and (size := file.stat().st_size) > _MOST_MANIFEST_BYTES:
-        raise BrokenFileError(
-            f"{file} has {size:,} bytes: a manifest has at most {_MOST_MANIFEST_BYTES:,}"
-        )
-    return read_sealed(Manifest, file, FORMAT, "manifest of an exported model")
+    what = "manifest of an exported model"
+    return read_sealed(Manifest, file, FORMAT, what, _MOST_MANIFEST_BYTES)
 
 
 def read_trained_on(folder: Path) -> TrainedOn | None:
