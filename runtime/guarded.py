@@ -124,6 +124,8 @@ def guarded(work: Callable[[], None]) -> int:
 
 
 def _tell(reason: str, *, comes_second: bool = False) -> None:
+    if (stores := sys.modules.get("runtime.object_store")) is not None:  # it loads numpy
+        reason = stores.by_url(reason)
     sentence = "error: " + printable(reason, keep="\n")  # it may quote a file
     print(sentence, file=sys.stderr)
     tell_torchrun(sentence, comes_second=comes_second)

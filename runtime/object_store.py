@@ -423,12 +423,26 @@ def cached_file(url: str) -> Path:
     alone may read it. Raises OSError, or `BrokenFileError`."""
     place, _, name = url.rpartition("/")
     store = Store(place)
+    kind = (store.info(name) or {"type": "file"}).get("type")
+    if kind != "file":
+        raise OSError(f"{url} is no file; name a file, or a pattern of files")
     version = hashlib.sha256(f"{url} {store.version(name)}".encode()).hexdigest()[:16]
     file = user_cache() / "files" / version / name
     if not file.is_file():
         store.get(name, file)
         file.chmod(0o600)
+    _cached[str(file)] = url
     return file
+
+
+_cached: dict[str, str] = {}
+
+
+def by_url(text: str) -> str:
+    """A sentence in which files that came by URL, and lie in the cache, are named by that."""
+    for file, url in _cached.items():
+        text = text.replace(file, url)
+    return text
 
 
 def by_number(name: str) -> tuple[list[str], list[int], str]:

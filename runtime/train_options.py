@@ -219,8 +219,26 @@ def _read(arguments: list[str]) -> tuple[Train, dict[str, Any]]:
         os.environ[REQUEST_S] = str(of_command["store_timeout"])
     for name in ("out", "resume"):
         url = None if of_command.get(name) is None else url_of(of_command[name])
+        _refuse_no_place(f"--{name}", of_command.get(name), url)
         of_command |= {} if url is None else {name: _working_folder(url)}
     return Train(run=TrainConfig(), **of_command), options
+
+
+def _refuse_no_place(option: str, value: Path | None, url: str | None) -> None:
+    """Raise ValueError for what looks like a URL and is none, and for a store that ends with this
+    process."""
+    text = str(value or "")
+    is_none = url is None and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:(/|,|$)", text)
+    if is_none or "::" in text:
+        raise ValueError(
+            f"{option} is {text}, which is no URL of a folder, as s3://bucket/runs/mine is; a"
+            f" folder here of that name is ./{text}"
+        )
+    if url is not None and url.startswith("memory:"):
+        raise ValueError(
+            f"{option} is {url}, which is gone when this process ends; name a folder or another"
+            " store"
+        )
 
 
 @cache

@@ -71,13 +71,6 @@ class Options(Parallel):
 def run(options: Options) -> None:
     """Simulate what is missing, put the study's losses beside it, print and write the table."""
     points = points_of(options)
-    if options.dry_run:
-        time = options.duration(share=len(points) / len(points_of(Options())))
-        print(f"{len(points)} simulations, {time}; results in {options.out}")
-        for point in points.values():
-            print(f"  {point.label}")
-        return
-
     # Rows that the servers cannot hold end the command, before anything is simulated.
     labels = {}
     for key, point in points.items():
@@ -85,6 +78,12 @@ def run(options: Options) -> None:
         room = capacity(scenario.cluster, scenario.workload, find_rows(rows_of(point.workload)))
         room.refuse(scenario.cluster)
         labels[key] = label_of(point, rows_of(point.workload), HALF_WIDTH)
+    if options.dry_run:
+        time = options.duration(share=len(points) / len(points_of(Options())))
+        print(f"{len(points)} simulations, {time}; results in {options.out}")
+        for point in points.values():
+            print(f"  {point.label}")
+        return
 
     # Simulate every mode on every cluster.
     results = ResultCache(options.out / "points.jsonl")

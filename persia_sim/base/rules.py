@@ -46,7 +46,7 @@ class Quantity(NamedTuple):
 
         >>> Usual.NIC.refuse("nic_bytes_per_s", 400)
         Traceback (most recent call last):
-        persia_sim.base.rules.Refused: nic_bytes_per_s is 400: machines have 1e+06 to 1e+15 \
+        persia_sim.base.rules.Refused: nic_bytes_per_s is 400: machines have 1e+06 to 1e+14 \
 bytes a second; 400 Gbit/s are 5e+10, 400 GB/s are 4e+11
         """
         if not isinstance(value, int | float) or not value or not isfinite(value):
@@ -61,7 +61,7 @@ bytes a second; 400 Gbit/s are 5e+10, 400 GB/s are 4e+11
 class Usual:
     """Every quantity of machines that files may say."""
 
-    NIC = Quantity(RATE, 1e6, 1e15, "bytes a second", (("Gbit/s", 1.25e8), ("GB/s", 1e9)))
+    NIC = Quantity(RATE, 1e6, 1e14, "bytes a second", (("Gbit/s", 1.25e8), ("GB/s", 1e9)))
     BUS = Quantity(RATE, 1e8, 1e16, "bytes a second", (("GB/s", 1e9), ("TB/s", 1e12)))
     FLOPS = Quantity(RATE, 1e9, 1e19, "operations a second", (("GFLOPS", 1e9), ("TFLOPS", 1e12)))
     MEMORY = Quantity(RATE, 1e6, 1e17, "bytes", (("GB", 1e9), ("TB", 1e12)))

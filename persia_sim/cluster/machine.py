@@ -16,7 +16,7 @@ from persia_sim.base.rules import AMOUNT, COUNT, NUMBERS, SHARE, Usual, require,
 from persia_sim.base.schema import hold_choices, require_possible
 
 _FASTEST = 2.5
-_FASTEST_NIC = 200e9
+_FASTEST_NIC = 75e9
 _SLOWEST_FLOPS = 1e12
 _LEAST_HBM = 1e9
 """Beyond these a screen asks what was meant: a core that many times as fast as the measured one,

@@ -474,6 +474,13 @@ def test_no_machine_that_is_sold_is_asked_about():
     assert lonely.doubts == {}, "without limit is no mistake"
 
 
+def test_gbit_written_as_gb_are_asked_about_and_more_than_any_machine_has_is_refused(tmp_path):
+    lonely = replace(MACHINES["c2-standard-30"], nic_bytes_per_s=100e9)
+    assert "is 1e+11: did you mean 1.25e+10 (100 Gbit/s)?" in lonely.doubts["step"]
+    with pytest.raises(ValueError, match=r"nic_bytes_per_s.* 4e\+14: machines have"):
+        mine(tmp_path, "[nn.host]\nnic_bytes_per_s = 4e14\n")
+
+
 def test_sharded_asks_about_a_memory_in_megabytes(tmp_path):
     path = tmp_path / "box.toml"
     path.write_text('base = "dgx-a100"\n[gpu]\nhbm_bytes = 80e6\nfp16_flops = 312e9\n')
