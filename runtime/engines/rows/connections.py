@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
@@ -151,11 +151,19 @@ class Connections:
                 errors.append(error)
                 self.closing.set()  # nobody waits for the others
 
-        with ThreadPoolExecutor(self.servers) as pool:
-            list(pool.map(connect, self._incarnations))
-        if errors:
+        pool = ThreadPoolExecutor(self.servers)
+        try:
+            connecting = [pool.submit(connect, server) for server in self._incarnations]
+            while wait(connecting, timeout=0.2).not_done:
+                pass  # short, so that Ctrl-C is heard
+            if errors:
+                raise errors[0]
+        except BaseException:
+            self.closing.set()
+            pool.shutdown()
             Connections.close(self)
-            raise errors[0]
+            raise
+        pool.shutdown()
 
     @property
     def servers(self) -> int:

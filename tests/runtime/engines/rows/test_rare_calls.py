@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing, contextmanager
 from functools import partial
@@ -117,10 +118,27 @@ def test_who_cannot_reach_one_server_does_not_wait_for_the_others(monkeypatch):
             waits.set()
             while True:
                 check()
+                time.sleep(0.01)
         return connect(name, server, secret, hello, rank, check=check, **more)
 
     monkeypatch.setattr(connections, "connect", one_refuses)
     with pytest.raises(PeerError, match="server 2 cannot be reached: a cable"), served(servers=3):
+        pass
+
+
+def test_ctrl_c_ends_the_wait_for_servers(monkeypatch):
+    waits = threading.Barrier(3)
+
+    def never(name, server, secret, hello, rank=-1, *, check, **more):
+        waits.wait(60)
+        if server == "embedding server 0":
+            os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            check()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(connections, "connect", never)
+    with pytest.raises(KeyboardInterrupt), served(servers=3):
         pass
 
 
