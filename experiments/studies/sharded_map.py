@@ -40,7 +40,6 @@ from persia_sim.report.compare import alike
 from persia_sim.report.critical_path import blame_of_resources
 from persia_sim.report.measure import throughput
 from persia_sim.sharded.plan import HostTime, Software, Strategy
-from persia_sim.sharded.ranker import Ranker
 from persia_sim.sharded.stages import Job, Stages, fits, stages, step_of
 
 MACHINE_OF = {"v100": "p3.16xlarge", "a100": "nd96amsr-a100-v4", "h100": "p5.48xlarge"}
@@ -50,10 +49,6 @@ GPUS_OF_HYBRID = 64
 ROWS = "f32-sgd"  # a number of 4 bytes, and row-wise Adagrad's one number a row, on both sides
 HBM_SHARE = 0.8
 """Share of a GPU's memory for rows, on average. Assumed."""
-PARTS = tuple(2**k for k in range(6))
-"""Into so many parts a table's columns may be cut (parts of 4: kernels read rows in fours)."""
-ROW_PARTS = tuple(2**k for k in range(9))
-"""And its rows: each part then gives a partial sum."""
 WORKERS = (4, 8, 16, 32, 64, 128, 256)
 LEAST_SERVERS = (2, 8, 32)
 MOST_SERVER_PROCESSES = 1024
@@ -118,52 +113,33 @@ def software_of(name: str, host_time: str = OF_SOFTWARE) -> Software:
 def sharded_of(
     gpu: str, software: str, nic: float, parameters: float, batch: int, host_time: str = OF_SOFTWARE
 ) -> Sharded:
-    """Tables cut into parts of columns and rows which are dealt to GPUs, or every table's rows
-    over all GPUs; whichever is fastest among those that fit."""
+    """Under the fastest strategy that has room for the rows, on as few machines of 64 GPUs or more
+    as have memory for them."""
     host = host_of(gpu, nic)
     ranker = ranker_of(workload_of(parameters, batch))
-    memory = host.chip.hbm_bytes
-    needed = ceil(ranker.table_bytes / (HBM_SHARE * memory))
+    needed = ceil(ranker.table_bytes / (HBM_SHARE * host.chip.hbm_bytes))
     gpus = host.gpus * ceil(max(needed, GPUS_OF_HYBRID) / host.gpus)
-
     soft = software_of(software, host_time)
-    system = System(host=host, gpus=gpus)
-    by_rows, by_tables = (replace(soft, strategy=s) for s in (Strategy.ROW, Strategy.TABLE))
-    whole = Job(ranker=ranker, system=system, software=by_rows, reach=REACH, batch=batch)
-    dense = stages(whole)
-    ways = [Sharded(whole, dense, step_of(dense, whole), "rows over all GPUs", needed)]
-    for columns in PARTS:
-        fitting = 0
-        for rows in ROW_PARTS:
-            job = replace(whole, ranker=cut_tables(ranker, columns, rows), software=by_tables)
-            if FIELDS * columns * rows < gpus or fitting == 2:
-                continue  # some GPU would have nothing; or parts are small enough
-            if not fits(job):
-                continue
-            fitting += 1
-            # What the parts send is summed before the dense network, which is that of the whole.
-            parts = replace(stages(job), forward_s=dense.forward_s, backward_s=dense.backward_s)
-            cut = f"{columns} x {rows} parts"
-            ways.append(Sharded(job, parts, step_of(parts, job), cut, needed))
+    ways = []
+    for strategy in strategies_on(gpus):
+        job = Job(
+            ranker=ranker,
+            system=System(host=host, gpus=gpus),
+            software=replace(soft, strategy=strategy),
+            reach=REACH,
+            batch=batch,
+        )
+        if fits(job):
+            parts = stages(job)
+            ways.append(Sharded(job, parts, step_of(parts, job), str(strategy), needed))
     return min(ways, key=lambda side: side.step_s)
 
 
-def cut_tables(ranker: Ranker, columns: int, rows: int) -> Ranker:
-    """Each table as parts that are placed apart: a part of the columns reads every id of its
-    field, a part of the rows only those that lie there."""
-    return replace(
-        ranker,
-        tables=tuple(
-            replace(
-                table,
-                rows=table.rows / rows,
-                dim=table.dim / columns,
-                ids_per_sample=tuple(ids / rows for ids in table.ids_per_sample),
-                count=table.count * columns * rows,
-            )
-            for table in ranker.tables
-        ),
-    )
+def strategies_on(gpus: int) -> tuple[Strategy, ...]:
+    """How tables may be dealt out: a column is the least part of one, so more GPUs than columns
+    have no part of each."""
+    dealt = Strategy.TABLE, Strategy.ROW, Strategy.PLANNED
+    return (*dealt, Strategy.COLUMN) if gpus <= DIM else dealt
 
 
 @cache

@@ -19,12 +19,11 @@ from persia_sim.cluster.demand import demand
 from persia_sim.cluster.machine import System
 from persia_sim.cluster.memory import FORMATS
 from persia_sim.engine.simulate import simulate
-from persia_sim.presets.catalogue import ranker_of
 from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.report.compare import launching_s
 from persia_sim.report.measure import throughput
-from persia_sim.sharded.plan import HostTime
-from persia_sim.sharded.stages import device_step_s, fits, launched_s
+from persia_sim.sharded.plan import HostTime, Strategy
+from persia_sim.sharded.stages import device_step_s, fits, launched_s, step_s
 from runtime.run.stage_times import STAGES
 from tests.experiments.raw_runs import read_csv
 
@@ -301,14 +300,18 @@ def test_the_plan_of_the_map_has_room_for_what_is_beside_rows_too(gpu, parameter
     assert fits(sharded_map.sharded_of(gpu, "torchrec", 100.0, parameters, 55_296).job)
 
 
-def test_parts_of_tables_read_and_send_what_the_whole_does():
-    ranker = ranker_of(sharded_map.workload_of(1e11, 55_296))
-    cut = sharded_map.cut_tables(ranker, columns=4, rows=2)
-    assert cut.table_bytes == pytest.approx(ranker.table_bytes)
-    assert cut.ids == pytest.approx(4 * ranker.ids), "every part of the columns reads the id"
-    assert cut.pooled == pytest.approx(2 * ranker.pooled), "a partial sum from each part of rows"
-    one = cut.tables[0]
-    assert (one.count, one.dim, one.ids_per_sample) == (26 * 8, 32, (0.5,))
+@pytest.mark.parametrize("parameters", [1e10, 6.25e12])
+def test_the_other_sides_step_is_that_of_the_fastest_strategy_with_room(parameters):
+    """The very step that `persia-sim sharded` prints; columns only where each GPU has one."""
+    side = sharded_map.sharded_of("a100", "torchrec", 100.0, parameters, 55_296)
+    assert side.step_s == step_s(side.job) and side.plan == side.job.software.strategy
+    strategies = sharded_map.strategies_on(side.job.system.gpus)
+    assert (Strategy.COLUMN in strategies) == (side.job.system.gpus <= 128)
+    jobs = [
+        replace(side.job, software=replace(side.job.software, strategy=strategy))
+        for strategy in strategies
+    ]
+    assert side.step_s == min(step_s(job) for job in jobs if fits(job))
 
 
 def test_hybrid_rents_hosts_that_hold_its_rows_and_is_near_its_best():
