@@ -1,8 +1,8 @@
 """Which mode to take: what each gains on three clusters, and what it loses in AUC.
 
 Throughput and dollars are simulated. AUC and the updates to sync's AUC come from the stored runs of
-the study of lateness, at the lateness nearest to what lookups miss on the cluster; every update
-takes as long as the simulated one.
+the study of lateness, at the very lateness that a mode has under a constant lag; where it was not
+trained the cell is empty. Every update takes as long as the simulated one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from experiments.lateness.runs import Record, record_of
-from experiments.lateness.streams import SHUFFLED, STREAMS, TEST, TIME
+from experiments.lateness.runs import FLUSHED, KEPT, Record, record_of
+from experiments.lateness.streams import OWN, SHUFFLED, STREAMS, TAU_CELLS, TEST, TIME
 from experiments.options import OneOf, Parallel, Some
 from experiments.paper.record import STORED
 from experiments.result_cache import ResultCache
@@ -27,6 +27,7 @@ from paper_figs import SHORT
 from persia_sim.base.command_line import Unset
 from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import UpdatesMissed, updates_missed
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.memory import capacity
 from persia_sim.presets.catalogue import MACHINES, rows_of
@@ -94,7 +95,7 @@ def run(options: Options) -> None:
     filled = results.fill(work, "simulations", options.jobs)
     rates = dict(zip(points, filled, strict=True))
 
-    # Beside each stands what the study measured at the nearest lateness.
+    # Beside each stands what the study measured at its lateness.
     stored = StoredStudy.read(STORED)
     lines = [
         line
@@ -148,7 +149,7 @@ class StoredStudy:
     """The study's gaps at sync's rates, and its runs."""
 
     gaps: Sequence[Mapping[str, str]]
-    """Gaps on the test part."""
+    """Gaps on the test part; of a stream and an order all of one arithmetic."""
     in_windows: Sequence[Mapping[str, str]]
     """Gaps on the test part and on earlier windows."""
     runs: Sequence[Record]
@@ -158,25 +159,37 @@ class StoredStudy:
         """The stored tables. Raises OSError where they are not there."""
         with (folder / "lateness.csv").open(newline="") as file:
             in_windows = [line for line in csv.DictReader(file) if _is_plain(line)]
+        with (folder / "lateness_tau.csv").open(newline="") as file:
+            of_taus = [line for line in csv.DictReader(file) if _is_usual(line)]
         with (folder / "lateness_runs.csv").open(newline="") as file:
             runs = [record_of(line) for line in csv.DictReader(file)]
-        return cls([gap for gap in in_windows if gap["window"] == TEST], in_windows, runs)
 
-    def nearest(self, stream: str, order: str, rows: float, dense: float) -> Mapping[str, str]:
-        """The gap that was measured nearest to this lateness: by the ratio of 1 + updates missed,
-        and with late dense weights only where these are late. Raises ValueError for none."""
-        tasks = [line["task"] for line in self.gaps if line["data"] == stream]
-        near = {
-            _distance(int(line["rows_late"]), rows)
-            + _distance(int(line["dense_late"]), dense): line
-            for line in self.gaps
-            if (line["data"], line["order"], line["task"]) == (stream, order, tasks[0])
-            and (int(line["dense_late"]) > 0) == (dense > 0)
-            and (int(line["rows_late"]) > 0) == (rows > 0)
+        # The second plan's gaps, where they are all there; else those of the first, which knows
+        # other lateness.
+        whole = {
+            key
+            for key in {(line["data"], line["order"]) for line in of_taus}
+            if {
+                (int(line["rows_late"]), int(line["dense_late"]))
+                for line in of_taus
+                if (line["data"], line["order"]) == key and line["seeds"] == line["seeds_planned"]
+            }
+            >= {(cell.rows_late, cell.dense_late) for cell in TAU_CELLS}
         }
-        if not near:
-            raise ValueError(f"the stored study has no late run of {stream}, {order}")
-        return near[min(near)]
+        gaps = [line | {"arithmetic": FLUSHED} for line in of_taus if _key(line) in whole]
+        first = [line for line in in_windows if line["window"] == TEST]
+        gaps += [line | {"arithmetic": KEPT} for line in first if _key(line) not in whole]
+        return cls(gaps, in_windows, runs)
+
+    def measured(self, stream: str, order: str, late: UpdatesMissed) -> Mapping[str, str] | None:
+        """The gap that was measured at this very lateness; None where none was."""
+        tasks = [line["task"] for line in self.gaps if line["data"] == stream]
+        for line in self.gaps:
+            if (line["data"], line["order"], line["task"]) == (stream, order, tasks[0]) and (
+                (int(line["rows_late"]), int(line["dense_late"])) == late
+            ):
+                return line
+        return None
 
     def windows(self, streams: Sequence[str]) -> list[dict[str, Any]]:
         """What rows 16 updates late change in each test window of the streams, in each order."""
@@ -206,6 +219,7 @@ class StoredStudy:
             == (int(gap["rows_late"]), int(gap["dense_late"]))
             and (run.run.row_lr, run.run.dense_lr) == (float(gap["row_lr"]), float(gap["lr"]))
             and (run.run.start, run.run.updates, run.run.batch) == (0.0, None, int(gap["batch"]))
+            and (run.run.passes, run.run.split, run.run.arithmetic) == (1, OWN, gap["arithmetic"])
             and run.snapshots
         ]
 
@@ -222,8 +236,13 @@ def _is_plain(line: Mapping[str, str]) -> bool:
     )
 
 
-def _distance(measured: int, missed: float) -> float:
-    return abs(math.log((1 + measured) / (1 + missed)))
+def _is_usual(line: Mapping[str, str]) -> bool:
+    """Whether a gap of the second plan is of one pass, and of the split of the schema."""
+    return (line["passes"], line["split"]) == ("1", "own") and line["data"] in STREAMS
+
+
+def _key(line: Mapping[str, str]) -> tuple[str, str]:
+    return line["data"], line["order"]
 
 
 # The table.
@@ -242,22 +261,22 @@ def lines_of(
     workload = Path(points[cluster, "sync"].workload).name
     lines = []
     for stream in options.streams:
-        gaps = {}
+        gaps: dict[str, dict[str, Mapping[str, str] | None]] = {}
         snapshots: list[tuple[str, int, float, float, float]] = []
-        for label, (mode, _) in LABELS.items():
-            # What a lookup of this cluster misses on average, and the nearest that was measured.
+        for label, (mode, tau) in LABELS.items():
+            # What was measured at the mode's lateness.
             rate = rates[cluster, label]
-            rows = sweep.updates_missed(rate)
-            dense = 0.0 if mode.has_barrier else ranks - 1.0
+            late = updates_missed(mode, tau, ranks=ranks)
             gaps[label] = {
-                order: stored.nearest(stream, order, rows, dense) for order in (TIME, SHUFFLED)
+                order: stored.measured(stream, order, late) for order in (TIME, SHUFFLED)
             }
 
             # An update of the study takes as long as a simulated one.
+            in_order = gaps[label][TIME]
             step_s = rate["batch"] / rate["samples_per_s"]
             snapshots += [
                 (label, run.run.seed, updates * step_s, updates * rate["batch"], auc)
-                for run in stored.curves(gaps[label][TIME])
+                for run in (stored.curves(in_order) if in_order else ())
                 for updates, auc in run.snapshots.items()
             ]
         reached = {
@@ -269,7 +288,8 @@ def lines_of(
                 {"cluster": cluster, "workload": workload, "mode": label}
                 | _gain(rates, cluster, label, usd)
                 | {"data": stream}
-                | _loss(gaps[label], reached[label])
+                | _late(LABELS[label], ranks)
+                | _loss(gaps[label], reached.get(label))
             )
     return lines
 
@@ -294,16 +314,23 @@ def _gain(
     }
 
 
-def _loss(gaps: Mapping[str, Mapping[str, str]], reached: Mapping[str, Any]) -> dict[str, Any]:
-    """The cells that the study gives: gaps at the nearest lateness, and the way to sync's AUC."""
+def _late(setting: tuple[Mode, int | None], ranks: int) -> dict[str, Any]:
+    """What a batch of the mode misses under a constant lag."""
+    late = updates_missed(*setting, ranks=ranks)
+    return {"rows_late": late.rows, "dense_late": late.dense}
+
+
+def _loss(
+    gaps: Mapping[str, Mapping[str, str] | None], reached: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The cells that the study gives: gaps at the mode's lateness, and the way to sync's AUC; NaN
+    where that was not trained."""
     cells: dict[str, Any] = {}
     for order, gap in gaps.items():
-        cells[f"{order}_rows_late"] = int(gap["rows_late"])
-        cells[f"{order}_dense_late"] = int(gap["dense_late"])
-        cells[f"{order}_gap_to_sync"] = float(gap["gap_to_sync"])
-        cells[f"{order}_gap_to_sync_half_width_95"] = float(gap["gap_to_sync_half_width_95"])
+        for name in ("gap_to_sync", "gap_to_sync_half_width_95"):
+            cells[f"{order}_{name}"] = math.nan if gap is None else float(gap[name])
     names = "target_share", "target_auc", "seeds", "reached", "seconds", "seconds_half_width_95"
-    return cells | {name: reached[name] for name in names}
+    return cells | {name: math.nan if reached is None else reached[name] for name in names}
 
 
 def by_mode(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Mapping[str, Any]]]:
@@ -315,8 +342,8 @@ def by_mode(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Mapping[str, A
 
 
 def loss_rows(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """A row for each late mode and order, with a cell for each stream; clusters whose nearest
-    measured lateness is the same share a row."""
+    """A row for each late mode and order, with a cell for each stream; clusters on which a mode
+    is as late share a row."""
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for row in (row for cluster in _by_cluster(lines) for row in by_mode(cluster)):
         for order, words in ((TIME, "time order"), (SHUFFLED, "shuffled")):
@@ -340,16 +367,20 @@ EXACT = "-"
 
 def gap_cell(line: Mapping[str, Any], order: str) -> str:
     """A gap in thousandths of AUC, and the lateness at which it was measured."""
-    rows = line[f"{order}_rows_late"]
-    dense = line[f"{order}_dense_late"]
+    rows = line["rows_late"]
+    dense = line["dense_late"]
     if not rows and not dense:
         return EXACT
+    if math.isnan(line[f"{order}_gap_to_sync"]):
+        return f"not trained at {rows}/{dense}"
     gap, half = (1e3 * line[f"{order}_gap_to_sync{end}"] for end in ("", "_half_width_95"))
     return f"{gap:+.1f} ± {half:.1f} at {rows}/{dense}"
 
 
 def seconds_cell(line: Mapping[str, Any]) -> str:
     """Mean seconds to sync's AUC; of how many seeds, where some never reach it."""
+    if math.isnan(line["seeds"]):
+        return "?"
     if line["reached"] < line["seeds"]:
         return f"never, {line['seeds'] - line['reached']} of {line['seeds']}"
     return f"{line['seconds']:.3g}"
@@ -391,6 +422,7 @@ def loss_columns(streams: Sequence[str]) -> dict[str, Column]:
 
 NOTE = """\
 samples/s, $ and what lookups miss: simulated; dollars are list prices, the paper's machines cost
-what the nearest ones for rent do. AUC, ± 95 %: the stored study of lateness, at the nearest
-lateness that it measured on 8 ranks. s to AUC: simulated seconds until {share} of sync's climb from
-0.5, the rows in time order, an update of the study taking as long as one of the cluster."""
+what the nearest ones for rent do. AUC, ± 95 %: the stored study of lateness, with rows and dense
+weights as late as the mode has them where all ranks are equally fast. s to AUC: simulated seconds
+until {share} of sync's climb from 0.5, the rows in time order, an update of the study taking as
+long as one of the cluster."""
