@@ -307,10 +307,10 @@ def answer() -> str:
     )
     loses = (
         "**What you lose** depends on the data and on their order. We measured it by training an"
-        " MLP for real. On MovieLens in time order, where the ratings of a user come in bursts, rows"
-        f" 4 updates late change the test AUC by {tau_gap(4, MOVIELENS, 'time')} thousandths (a"
-        " thousandth is 0.001, and ± is a 95 % interval), compared with synchronous training in the"
-        f" same order, rows 16 late by {gap(late, MOVIELENS, 'time')}, and rows 1 or 2 late by"
+        " MLP for real. On MovieLens in time order, where the ratings of a user come in bursts,"
+        f" rows 4 updates late change the test AUC by {tau_gap(4, MOVIELENS, 'time')} thousandths"
+        " (a thousandth is 0.001, and ± is a 95 % interval), compared with synchronous training in"
+        f" the same order, rows 16 late by {gap(late, MOVIELENS, 'time')}, and rows 1 or 2 late by"
         f" {tau_gap(1, MOVIELENS, 'time')} and {tau_gap(2, MOVIELENS, 'time')}. When the same"
         " training samples are shuffled, rows 16 late change it by"
         f" {gap(late, MOVIELENS, 'shuffled')}. We tested rows 16 late on ten test windows of"
