@@ -72,6 +72,9 @@ class Predict(Opened):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.data.suffix in (".toml", ".json"):
+            rule = "must be a table, as clicks.csv: the model knows its schema"
+            raise Refused("data", f"{rule}; got {str(self.data)!r}")
         if self.out.suffix not in (".parquet", ".csv"):
             raise Refused("out", f"must end in .parquet or .csv, got {str(self.out)!r}")
 

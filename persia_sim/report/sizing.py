@@ -318,8 +318,8 @@ def simulated_rate(choice: Choice, asked_samples_per_s: float) -> tuple[Estimate
     of what is asked for.
 
     They are where the 95 % interval lies on one side of it, in two simulations after another of
-    different lengths and seeds, or in one by far: of many short ones some are clear by chance, and
-    queues that still fill let more in than they will let out.
+    different lengths and seeds, in one by far, or in the longest: of many short ones some are clear
+    by chance, and queues that still fill let more in than they will let out.
     """
     before = 0  # the side on which the simulation before was clear: 1 above, -1 below
     steps = _STEPS
@@ -332,7 +332,7 @@ def simulated_rate(choice: Choice, asked_samples_per_s: float) -> tuple[Estimate
             return rate, True
         steps *= 2
         if steps > _MOST_STEPS or steps * choice.gpus > _MOST_BATCHES:
-            return rate, False
+            return rate, side != 0
         seed += 1
         before = side
 

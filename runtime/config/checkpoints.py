@@ -53,7 +53,11 @@ class CheckpointConfig:
         # Both need checkpoints.
         for name in ("checkpoint_incremental", "keep_best"):
             if getattr(self, name) and every is None:
-                raise Refused(name, "is used with --checkpoint-every; add it")
+                raise Refused(
+                    name,
+                    "is of checkpoints, and the run is to write none: add --checkpoint-every, as"
+                    " --checkpoint-every end",
+                )
 
     @property
     def every_steps(self) -> int | None:

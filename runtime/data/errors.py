@@ -85,6 +85,8 @@ def header_names(path: Path, delimiter: str, *, quotes: bool = True) -> tuple[st
             head = stream.read(HEADER_BYTES)
     except (pa.ArrowException, OSError) as error:
         raise broken_file(path, error) from error
+    if other := _of_another_kind(head):
+        raise DataError(f"{path} {other}")
     if (
         head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         or b"\0" in head[:_SNIFFED_BYTES]
@@ -128,6 +130,32 @@ def header_names(path: Path, delimiter: str, *, quotes: bool = True) -> tuple[st
             " there, or name them in the schema (header)"
         )
     return tuple(names)
+
+
+_PACKED = {
+    b"\x1f\x8b": (".gz", "gzip"),
+    b"BZh": (".bz2", "bzip2"),
+    b"\x28\xb5\x2f\xfd": (".zst", "zstd"),
+}
+"""First bytes of what is unpacked on the way where the name says so."""
+_JSON = re.compile(rb'(\xef\xbb\xbf)?\s*(\{\s*["}]|\[\s*[\[{])')
+
+
+def _of_another_kind(head: bytes) -> str:
+    """What a file is by its first bytes, where that is no delimited text, and what to do."""
+    for start, (ending, kind) in _PACKED.items():
+        if head.startswith(start):
+            return f"is packed by {kind}, and not named so: let its name end in {ending}"
+    if head.startswith(b"PAR1"):
+        return "is a parquet file, and not named so: let its name end in .parquet"
+    if head.startswith(b"PK\x03\x04"):
+        return "is a zip archive (or a spreadsheet): unpack it, or save it as CSV"
+    if _JSON.match(head):
+        return (
+            "holds JSON, which is not read: write parquet or CSV\n"
+            "  (pandas.read_json(FILE, lines=True).to_parquet(NEW) does it for JSON lines)"
+        )
+    return ""
 
 
 class OpenQuotes:

@@ -95,7 +95,7 @@ def _lines_of_libsvm(path: Path) -> Iterator[str]:
     seen = libsvm_seen(path, rows)
     yield noted("", f"Guessed from the first {rows:,} rows of {path.name}: {_READ_IT}")
     yield f"name = {toml_text(path.name.partition('.')[0])}"
-    yield noted(f"file = {toml_text(path.name)}", "beside this schema")
+    yield _named(path)
     yield 'format = "libsvm"'
     yield f"labels = [{toml_text(LABEL)}]"
     if not seen.are_classes:
@@ -116,6 +116,12 @@ def _lines_of_libsvm(path: Path) -> Iterator[str]:
     for index in seen.numbers[: MAX_FIELDS - 1]:
         yield f"    {{ name = {toml_text(f'{index}{VALUE}')}, {kind} }},"
     yield "]"
+
+
+def _named(path: Path) -> str:
+    """The line of the file: a schema looks for it from its own folder, wherever that will be."""
+    here = "" if path.parent == Path() else f"; if the schema is written here: {path}"
+    return noted(f"file = {toml_text(path.name)}", f"beside this schema{here}")
 
 
 def noted(line: str, note: str) -> str:
@@ -167,7 +173,7 @@ def _lines(
     ):
         yield noted("", f"Left out: {what}.")
     yield f"name = {toml_text(file.path.name.partition('.')[0])}"
-    yield noted(f"file = {toml_text(file.path.name)}", "beside this schema")
+    yield _named(file.path)
     if file.format is not None:
         yield f"format = {toml_text(file.format)}"
     elif file.delimiter != ",":
@@ -199,12 +205,20 @@ def _file(path: Path, delimiter: str | None, form: Format | None) -> TableFile:
     if delimiter is None and _is_criteo(header_names(path, "\t", quotes=False)):
         file.delimiter = "\t"
     names = file.column_names()
+    if delimiter is None and len(names) == 1:
+        seen = (mark for mark in _OTHER_DELIMITERS if len(names[0].split(mark)) > 1)
+        file.delimiter = next(seen, ",") if "::" not in names[0] else ","
+        names = file.column_names()
     numbers = [name for name in names if re.fullmatch(NUMBER, name)]
     if _is_criteo(names):
         file.header = (*["label"][: len(names) - 39], *_CRITEO)
     elif len(numbers) == len(names) and not _are_counted(names):
         file.header = tuple(f"c{number}" for number in range(1, len(names) + 1))
     return file
+
+
+_OTHER_DELIMITERS = "\t;"
+"""What separates columns where no comma does."""
 
 
 def _are_counted(names: Sequence[str]) -> bool:
@@ -268,11 +282,9 @@ def _table(file: TableFile) -> pd.DataFrame:
 
     names = file.column_names()
     if len(names) < 2:
-        is_ffm = any(re.search(r"\S:\S+:\S", name) for name in names)
-        ffm = "; make a table of libffm's lines first (docs/training.md)" if is_ffm else ""
         raise DataError(
             f"{file.path} has {len(names)} column: is --delimiter right, and does its first line"
-            f" name the columns?{ffm}"
+            f" name the columns?{_other_form(names)}"
         )
     usable = [name for name in names if name and names.count(name) == 1]
     pieces: dict[str, list[np.ndarray]] = {name: [] for name in usable}
@@ -304,6 +316,21 @@ def _table(file: TableFile) -> pd.DataFrame:
     table.attrs["left out"] = [*sorted(doubled), *nameless, *odd.values(), *filter(None, [broken])]
     table.attrs["single"] = single
     return table.iloc[:ROWS]
+
+
+def _other_form(names: Sequence[str]) -> str:
+    """What a line of one column may be in another library's format, and what to do."""
+    line = ",".join(names)
+    if "::" in line:
+        return (
+            "\n  '::' stands between its values, and a delimiter is one character:"
+            " sed 's/::/\\t/g' FILE > NEW.tsv"
+        )
+    if re.match(r"[^|]*\|\S* \S", line):
+        return "\n  lines of Vowpal Wabbit are not read: make a table of them, a column a namespace"
+    if re.search(r"\S:\S+:\S", line):
+        return "; make a table of libffm's lines first (docs/training.md)"
+    return ""
 
 
 def _texts(array: Any) -> np.ndarray | None:

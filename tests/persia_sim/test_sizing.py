@@ -125,6 +125,7 @@ def _rates(monkeypatch, *ends: tuple[float, float]) -> list[tuple[int, int]]:
         ([(120.0, 15.0), (110.0, 8.0)], True, 2),  # above, twice
         ([(120.0, 15.0), (85.0, 10.0), (90.0, 6.0)], True, 3),  # above, then below, twice
         ([(104.0, 10.0), (98.5, 1.0), (99.0, 0.7)], True, 3),
+        ([(101.0, 5.0)] * 4 + [(97.0, 2.0)], True, 5),  # in the longest
         ([(101.0, 5.0)], False, 5),  # never: as long as it may be
     ],
 )

@@ -1,5 +1,6 @@
 """`data schema`: what is guessed of a table can be read, and says what is uncertain."""
 
+import bz2
 import gzip
 import os
 import re
@@ -264,6 +265,64 @@ def test_what_is_no_table_ends_in_a_sentence(tmp_path, content, sentence):
     (tmp_path / "mine.csv").write_bytes(content)
     with pytest.raises(DataError, match=sentence):
         guessed(tmp_path / "mine.csv")
+
+
+_COLONS = "".join(f"{k % 5}::{k % 7}::{k % 2}\n" for k in range(60)).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (gzip.compress(b"a,b\n1,2\n"), ["gzip", "end in .gz"]),
+        (bz2.compress(b"a,b\n1,2\n"), ["bzip2", "end in .bz2"]),
+        (b"PAR1\x15\x04", ["parquet file", "end in .parquet"]),
+        (b"PK\x03\x04\x14\x00", ["zip archive", "unpack"]),
+        (b'{"user": 1, "y": 0}\n{"user": 2, "y": 1}\n', ["JSON", "parquet or CSV"]),
+        (b'[{"user": 1, "y": 0}]\n', ["JSON", "parquet or CSV"]),
+        (_COLONS, ["'::'", "one character", "sed"]),
+        (b"1 |u 5:1 |i 7:0.5\n0 |u 6:1 |i 8:0.5\n", ["Vowpal Wabbit", "namespace"]),
+        (b"1 1:5:1 2:7:1\n0 1:6:1 2:8:1\n", ["libffm"]),
+    ],
+    ids=["gz", "bz2", "parquet", "zip", "jsonl", "json", "colons", "vw", "libffm"],
+)
+def test_a_file_of_another_kind_is_named_with_what_to_do(tmp_path, content, named):
+    (tmp_path / "mine.csv").write_bytes(content)
+    with pytest.raises(DataError) as raised:
+        guessed(tmp_path / "mine.csv")
+    text = str(raised.value)
+    assert all(word in text for word in named), text
+    assert "mine.csv" in text and "UTF-16" not in text
+
+
+@pytest.mark.parametrize("mark", ["\t", ";"])
+@pytest.mark.parametrize("header", ["user@item@click\n", ""])
+def test_tabs_and_semicolons_are_seen_without_being_asked_for(tmp_path, mark, header):
+    rows = "".join(f"{k % 5}@{k % 7}@{k % 2}\n" for k in range(60))
+    (tmp_path / "mine.csv").write_text((header + rows).replace("@", mark))
+    text = guessed(tmp_path / "mine.csv")
+    (tmp_path / "mine.toml").write_text(text)
+    schema = tomllib.loads(text)
+    assert schema["delimiter"] == mark
+    assert schema.get("header") == (None if header else ["c1", "c2", "c3"])
+    read = open_source(str(tmp_path / "mine.toml")).provenance()
+    assert read.test_rows > 0 and read.files[0]["rows"] == 60
+
+
+def test_a_schema_written_elsewhere_is_told_the_path_of_its_table(tmp_path, monkeypatch, capsys):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "x" / "log.csv").write_bytes(CLICKS.read_bytes())
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["data", "schema", "../x/log.csv"]) == 0
+    text = capsys.readouterr().out
+    (line,) = [line for line in text.splitlines() if line.startswith("file =")]
+    assert line.startswith('file = "log.csv"  # beside') and line.endswith(" ../x/log.csv")
+    # As the comment says, the file is found from here.
+    Path("here.toml").write_text(text.replace(line, 'file = "../x/log.csv"'))
+    assert open_source("here.toml").provenance().test_rows > 0
+    monkeypatch.chdir(tmp_path / "x")
+    assert main(["data", "schema", "log.csv"]) == 0
+    assert 'file = "log.csv"  # beside this schema\n' in capsys.readouterr().out
 
 
 def test_a_table_without_a_label_says_so(tmp_path):

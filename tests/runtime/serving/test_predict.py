@@ -165,6 +165,13 @@ def test_a_table_that_does_not_fit_is_named(run, tmp_path, capsys, change, sente
         open_model(run).predict_frame(change(CLICKS.iloc[:9]))
 
 
+def test_a_schema_in_place_of_a_table_is_told(tmp_path, capsys):
+    words = ["predict", str(tmp_path), "--data", str(EXAMPLES / "clicks.toml")]
+    assert main([*words, "--out", str(tmp_path / "s.csv")]) == 2
+    told = capsys.readouterr().err
+    assert "--data must be a table" in told and "clicks.toml" in told
+
+
 LINES = "a,1,u1,3,2\na,0,u2,4,1\n" * 20 + "b,1,u1,4,1\nb,0,u2,3,2\n" * 20
 """Columns day, y, user, item, w."""
 
