@@ -257,8 +257,8 @@ class Store:
         # The call in a thread; whatever part of a file has gone is a sign.
         answers: list[Callable[[], T]] = []
         is_over = threading.Event()
+        signs: list[float] = [time.monotonic()]
         seen = Callback(hooks={"seen": lambda *_, **__: signs.append(time.monotonic())})
-        signs = [time.monotonic()]
 
         def work() -> None:
             try:

@@ -24,6 +24,7 @@ from runtime.engines.pooling.remote_worker import RemoteWorker, RemoteWorkerStor
 from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.connections import named_ranks
 from runtime.engines.rows.remote_store import RemoteStore
+from runtime.engines.wire.peers import STUCK_S, crowding
 from runtime.rank.parts import server_rules
 from runtime.stop import Stop
 
@@ -169,6 +170,7 @@ def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[Serv
             rules=server_rules(config, tables),
             threads=engine.server_threads or (engine.threads if alone else 1),
             records=engine.trace_order and config.sync.lookahead != "forwarded",
+            patience_s=STUCK_S * crowding(engine.servers + config.sync.ranks),
         )
         for shard in range(engine.servers)
     ]

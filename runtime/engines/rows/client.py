@@ -42,7 +42,14 @@ from runtime.engines.wire.messages import (
     pack_segment,
     unpack_json,
 )
-from runtime.engines.wire.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, deadline
+from runtime.engines.wire.peers import (
+    BEATS_EVERY_S,
+    START_WITHIN_S,
+    STUCK_S,
+    clock,
+    crowding,
+    deadline,
+)
 from runtime.engines.wire.segments import Segment
 from runtime.files import BrokenFileError
 from runtime.stop import PeerError, pause_before
@@ -75,6 +82,8 @@ class ServerClient(Connections):
         """Called with (rank, step, shard) when a server has closed a push."""
         self.rejoin: Callable[[Incarnation], int] = lambda server: 0
         """Tells a server that has come back what it must know; returns how much was lost."""
+
+        self._crowding = crowding(self.servers + len(ranks))
 
         # A selector never hears of a socket that was closed while it waited.
         self._end, self._ended = socket.socketpair()
@@ -285,6 +294,7 @@ class ServerClient(Connections):
 
     def _beat(self, shard: int) -> None:
         """Send signs of life to one server, and receive them from it."""
+        stuck_s = STUCK_S * self._crowding
         while not self.closing.is_set():
             server = self.at(shard)
             channel = server.channels["heartbeat", ALL]
@@ -292,7 +302,7 @@ class ServerClient(Connections):
             try:
                 # Its answer also says what has ended the run, if anything has.
                 channel.send(Message(MessageKind.PING, number=idle))
-                message, _ = channel.receive(deadline(STUCK_S, self.name(shard)))
+                message, _ = channel.receive(deadline(stuck_s, self.name(shard)))
                 failed = unpack_json(message.body).get("failed")
                 if failed:
                     raise PeerError(f"{failed}{self.waits.summary()}")
@@ -301,8 +311,8 @@ class ServerClient(Connections):
                     return
                 # Alive for the kernel, and silent: it is stuck, and the run ends.
                 if isinstance(error, TimeoutError) and not channel.connection.is_broken():
-                    silent = f"has given no sign of life for {STUCK_S:.0f} s"
-                    stuck = f"{silent}, since {clock(STUCK_S)}: it is stopped or stuck"
+                    silent = f"has given no sign of life for {stuck_s:.0f} s"
+                    stuck = f"{silent}, since {clock(stuck_s)}: it is stopped or stuck"
                     name = self.name_with_pid(shard)
                     return self.give_up(shard, f"{name} {stuck}{self.waits.summary()}")
                 # It has died: perhaps it comes back.

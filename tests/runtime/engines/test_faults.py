@@ -21,16 +21,18 @@ from persia_sim.base.vocabulary import Mode
 from runtime import __main__ as commands
 from runtime import stop
 from runtime.embedding.server_rules import ServerRules
+from runtime.engines import row_processes
 from runtime.engines.launch.processes import ServerProcesses
 from runtime.engines.open import assemble_for
 from runtime.engines.rows import client
 from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.engines.threads import ConcurrentRun
+from runtime.engines.wire import peers
 from runtime.engines.wire.peers import Peer, Peers
 from runtime.stop import PeerError
 from tests.runtime.engines.served import LAYOUT, SGD, batch_of, one_step, ones, served
-from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine, run
 
 SOURCE = ArraySource(300)
 
@@ -380,3 +382,13 @@ def test_a_server_that_has_died_can_be_started_again_at_the_same_address():
         assert store.export()["rows"][1].tolist() == [[-1.0, -1.0]]
         store.close()
         assert found.processes.pids[0] != old
+
+
+def test_many_processes_on_few_cores_may_be_silent_for_longer(monkeypatch):
+    """16 ranks and 64 servers on two cores: two minutes, also at the servers; a few: as ever."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    assert [peers.crowding(n) for n in (1, 8, 12, 48, 80)] == [1.0, 1.0, 1.5, 6.0, 6.0]
+    for servers, ranks, patience_s in ((2, 2, peers.STUCK_S), (64, 16, 6 * peers.STUCK_S)):
+        settings = config(mode="hybrid", tau=2, ranks=ranks, **on_engine("processes", servers))
+        made = row_processes._server_configs(settings, [SGD])
+        assert {one.patience_s for one in made} == {patience_s}
