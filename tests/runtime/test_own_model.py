@@ -144,3 +144,25 @@ def test_a_mistake_of_ours_within_the_users_backward_pass_is_not_blamed_on_him(o
 def test_widths_beyond_memory_are_a_sentence():
     with pytest.raises(ValueError, match=r"model.hidden \(1000000, 1000000\) does not fit"):
         build_model("mlp", SHAPE, (1_000_000, 1_000_000), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("statement", "warned"),
+    [
+        ("return self.layer(pooled)", False),
+        ("return self.layer(pooled - pooled.mean(0))", True),
+        ("return self.layer(pooled) + torch.randn(len(pooled), 1)", True),
+    ],
+)
+@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
+def test_a_network_whose_output_depends_on_its_batch_is_told(
+    statement, warned, executor, own, tmp_path, capsys
+):
+    own(f"{HEAD}        pooled = 30 * pooled + dense.sum(1, keepdim=True)\n        {statement}\n")
+    run = str(tmp_path / "run")
+    words = "train --data.name synthetic --mode hybrid --steps 20 --test-rows 3000 --batch 64"
+    kept = ["--checkpoint-every", "end", "--model.name", "own_net:Net", "--out", run]
+    assert main([*words.split(), "--executor", executor, *kept]) == 0
+    assert ("own_net:Net predicts a sample otherwise" in "".join(capsys.readouterr())) == warned
+    assert main(["evaluate", run, "--trust"]) == 0
+    assert ("own_net:Net predicts a sample otherwise" in "".join(capsys.readouterr())) == warned
