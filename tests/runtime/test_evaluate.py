@@ -256,14 +256,17 @@ def test_the_best_reachable_auc_is_that_of_the_planted_probabilities():
 
 
 class Oracle:
-    """A learner that predicts what it is told to; whatever it is given."""
+    """A learner that predicts what it is told to, of one sample after another, over and over."""
 
     def __init__(self, predictions):
         self.layout, self._predictions = ArraySource(4).layout, predictions
         self.config = config()
+        self._next = 0
 
     def predict(self, model, batch, vectors):
-        return self._predictions
+        mine = np.arange(self._next, self._next + batch.size) % len(self._predictions)
+        self._next += batch.size
+        return self._predictions[mine]
 
 
 class Healthy:
