@@ -52,9 +52,9 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         fresh.unlink(missing_ok=True)
         # A full disk names no file; an error of a store has no number, and a text of its own.
-        is_of_system = isinstance(error, OSError) and error.errno is not None
-        if is_of_system and error.filename in (None, str(fresh)):
-            error.filename = str(path)
+        of_system = error if isinstance(error, OSError) and error.errno is not None else None
+        if of_system is not None and of_system.filename in (None, str(fresh)):
+            of_system.filename = str(path)
         raise
 
 

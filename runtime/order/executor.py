@@ -58,7 +58,7 @@ def constant_lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
 
 def open_rule(parts: Parts, on_update: OnUpdate) -> DenseRule:
     """The rule of the mode, to be carried out as an order says."""
-    rules: dict[Dense, type[DenseRule]] = {
+    rules: dict[Dense, Callable[..., DenseRule]] = {
         Dense.ALL_REDUCED: BarrierRule,
         Dense.OVERLAPPED: BarrierRule,
         Dense.ON_SERVERS: AsyncRule,
