@@ -51,6 +51,10 @@ _OUTCOME = re.compile(
     r"label|click|view|like|follow|share|forward|comment|conver|purchas|buy|bought|order|install",
     re.IGNORECASE,
 )
+_WORDS_FOR_NONE = frozenset(
+    ["NULL", "Null", "null", "\\N", "NaN", "nan", "None", "none", "N/A", "n/a", "NA", "<NA>", "nil"]
+)
+"""What databases and libraries write where nothing is; among texts it may be a word like others."""
 _WEIGHTED = re.compile(r"[^:]+:\d+(\.\d*)?([,;| ][^:]+:\d+(\.\d*)?)*", re.ASCII)
 
 
@@ -191,7 +195,7 @@ def _lines(
     yield _split(times, file)
     yield "columns = ["
     for column in features:
-        yield f"    {_column(column)}"
+        yield f"    {_column(column, absent)}"
     yield "]"
 
 
@@ -421,7 +425,7 @@ def _keys(file: TableFile, column: GuessedColumn) -> tuple[np.ndarray, np.ndarra
     return np.unique(np.concatenate(pieces), return_counts=True)
 
 
-def _column(column: GuessedColumn) -> str:
+def _column(column: GuessedColumn, absent: Sequence[str]) -> str:
     """A line of the columns, with what is uncertain behind it."""
     # The kind that the values suggest, and what a person should decide better.
     name = toml_text(column.name)
@@ -444,6 +448,10 @@ def _column(column: GuessedColumn) -> str:
 
     # A name alone is a column of ids.
     notes += _others(column)
+    for word in column.values[column.values.isin(_WORDS_FOR_NONE)]:
+        if word not in absent:
+            meant = ", ".join(map(toml_text, (*absent, word)))
+            notes.append(f"{word} is an id here; does it mean none? then missing = [{meant}]")
     return noted(f"{{ name = {name}{more} }}," if more else f"{name},", "; ".join(notes))
 
 

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import json
 import os
 import re
 import tomllib
@@ -227,6 +228,21 @@ def test_what_values_may_be_instead_is_said_at_the_column(tmp_path, values, note
     written(tmp_path, table)
     (line,) = [row for row in (tmp_path / "mine.toml").read_text().splitlines() if '"x"' in row]
     assert note in line
+
+
+@pytest.mark.parametrize("word", ["NULL", "NA", "\\N", "None", "<NA>"])
+def test_a_word_for_none_among_texts_is_told_at_its_column(tmp_path, word):
+    """It is an id: who means none by it says so; where numbers have it, too, it is said already."""
+    values = [word if k % 4 == 0 else f"c{k % 3}" for k in range(60)]
+    table = pd.DataFrame({"x": values, "user": "u1", "clicked": [k % 2 for k in range(60)]})
+    assert written(tmp_path, table).missing == ("", "?")
+    (line,) = [row for row in (tmp_path / "mine.toml").read_text().splitlines() if '"x"' in row]
+    assert f'missing = ["", "?", {json.dumps(word)}]' in line
+    # With the line of the comment each of them is absent.
+    table["price"] = [word if k % 20 == 7 else f"{k}.5" for k in range(60)]
+    assert written(tmp_path, table).missing == ("", "?", word)
+    (line,) = [row for row in (tmp_path / "mine.toml").read_text().splitlines() if '"x"' in row]
+    assert "missing" not in line
 
 
 @pytest.mark.parametrize("word", ["-", "NaN", "n/a"])
