@@ -44,8 +44,16 @@ if TYPE_CHECKING:
 ROWS = 100_000
 """First rows of the table that are looked at."""
 _READ_IT = "read it before you train."
-_LABEL = re.compile(r"label|click|target|convert|purchas|like|is_|^y$", re.IGNORECASE)
-_USER = re.compile(r"user|member|customer|visitor|session", re.IGNORECASE)
+_LABEL = re.compile(r"label|click|target|convert|purchas|like|^y$", re.IGNORECASE)
+_IS = re.compile(r"^is_", re.IGNORECASE)
+_USER = re.compile(r"user(?!_?agent)|member|customer|visitor|session", re.IGNORECASE)
+_LIST = re.compile(r"^qid$|(query|search|srch|request|impression)_?id", re.IGNORECASE)
+_AFTERWARDS = re.compile(
+    r"conver|purchas|dwell|duration|watch|play_?time|delay|paid|payment|refund|revenue|profit|gmv",
+    re.IGNORECASE,
+)
+"""Names of what is known only when the outcome is."""
+_PLACE = re.compile(r"^(rank|pos(ition)?|slot)$|_(rank|pos(ition)?)$", re.IGNORECASE)
 _SEQUENCE = re.compile(r"hist|seq|last_|recent|previous", re.IGNORECASE)
 _OUTCOME = re.compile(
     r"label|click|view|like|follow|share|forward|comment|conver|purchas|buy|bought|order|install",
@@ -148,17 +156,21 @@ def _lines(
     """The lines of the schema; ``joins`` are lines already, ``absent`` the words for no value."""
     # What is learned: a column of 0 and 1, else a rating.
     labels = [c for c in columns if c.is_label]
-    chosen = sorted(labels, key=lambda c: not _LABEL.search(c.name))[:1]
+    chosen = sorted(labels, key=lambda c: _unlike_a_label(c.name))[:1]
     ratings = [] if chosen else [c for c in columns if c.is_rating][:1]
     learned = chosen or ratings
 
     # What is no feature: times, other outcomes, and what no column can be made of.
-    times = sorted((c for c in columns if c.is_time), key=lambda c: (not c.is_date, not c.is_stamp))
+    times = sorted(
+        (c for c in columns if c.is_time),
+        key=lambda c: (bool(_AFTERWARDS.search(c.name)), not c.is_date, not c.is_stamp),
+    )
     outcomes = [c for c in labels if _OUTCOME.search(c.name) and c not in chosen]
     numbers = [c for c in columns if c.kind == "float_seq"]
     features = [c for c in columns if c not in (*learned, *times, *outcomes, *numbers)]
     of_one_id = [c.name for c in features if not c.is_quantity and c.separator is None]
-    group = next(filter(_USER.search, of_one_id), None)
+    users, lists = (list(filter(pattern.search, of_one_id)) for pattern in (_USER, _LIST))
+    group = next(iter((*users, *lists)), None)
 
     # Comments, then the keys.
     yield noted("", f"Guessed from the first {len(table):,} rows of {file.path.name}: {_READ_IT}")
@@ -197,6 +209,11 @@ def _lines(
     for column in features:
         yield f"    {_column(column, absent)}"
     yield "]"
+
+
+def _unlike_a_label(name: str) -> int:
+    """0 for the name of a label, 1 where it may be one, else 2."""
+    return 0 if _LABEL.search(name) else 1 if _IS.search(name) else 2
 
 
 def _file(path: Path, delimiter: str | None, form: Format | None) -> TableFile:
@@ -448,6 +465,10 @@ def _column(column: GuessedColumn, absent: Sequence[str]) -> str:
 
     # A name alone is a column of ids.
     notes += _others(column)
+    if _AFTERWARDS.search(column.name):
+        notes.append("known only after the label? then leave it out")
+    elif _PLACE.search(column.name):
+        notes.append("the place where it was shown? not known before: then leave it out")
     for word in column.values[column.values.isin(_WORDS_FOR_NONE)]:
         if word not in absent:
             meant = ", ".join(map(toml_text, (*absent, word)))

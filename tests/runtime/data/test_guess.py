@@ -482,3 +482,71 @@ def test_broken_lines_are_left_out_and_said(tmp_path):
     rows = "".join(f"u{k},{k % 2}\n" for k in range(60))
     (tmp_path / "mine.csv").write_text("user,clicked\n" + rows + "u1\nu2,0,5\n")
     assert "# Left out: 2 broken lines: see `data check`." in guessed(tmp_path / "mine.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        (
+            "conversion_timestamp",
+            lambda k: 1_600_000_000 + k * 79 if k % 3 else -1,
+            "after the label",
+        ),
+        ("time_delay_for_conversion", lambda k: k * 7919 % 9999, "after the label"),
+        ("dwell_time", lambda k: k * 37 % 60 + 0.5, "after the label"),
+        ("play_duration", lambda k: k * 7919 % 90_000, "after the label"),
+        ("revenue", lambda k: k * 37 % 60 + 0.5, "after the label"),
+        ("position", lambda k: k * 7 % 10, "not known before"),
+        ("ad_rank", lambda k: k * 7 % 10, "not known before"),
+        ("price", lambda k: k * 37 % 60 + 0.5, ""),
+        ("age", lambda k: 18 + k * 7 % 60, ""),
+        ("device_type", lambda k: k % 5, ""),
+        ("device_model", lambda k: f"{k % 60:08x}", ""),
+        ("zip_code", lambda k: 10_000 + k * 7919 % 89_999, ""),
+    ],
+)
+def test_a_column_that_is_known_too_late_by_its_name_is_told(tmp_path, name, value, told):
+    """As logs of advertisers, shops and videos call them; other names are no such thing."""
+    rows = range(60)
+    table = pd.DataFrame({name: map(value, rows), "user": "u1", "clicked": [k % 2 for k in rows]})
+    written(tmp_path, table)
+    (line,) = [row for row in (tmp_path / "mine.toml").read_text().splitlines() if name in row]
+    assert told in line
+    assert ("leave it out" in line) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        (("is_mobile", "label"), "label"), (("is_member", "purchase"), "purchase"),
+        (("weekend", "is_click"), "is_click"), (("weekend", "is_attributed"), "is_attributed"),
+        (("is_new", "y"), "y"), (("is_new", "converted"), "converted"),
+    ],
+)  # fmt: skip
+def test_the_label_is_what_a_person_would_take_for_one(tmp_path, names, label):
+    columns = {name: [(k // (2 + j)) % 2 for k in range(60)] for j, name in enumerate(names)}
+    assert written(tmp_path, pd.DataFrame({"user": "u1", **columns})).labels == (label,)
+
+
+@pytest.mark.parametrize(
+    ("names", "group"),
+    [
+        (("user_agent", "visitorid"), "visitorid"), (("qid", "user_id"), "user_id"),
+        (("user_agent", "qid"), "qid"), (("item", "srch_id"), "srch_id"),
+        (("user_agent", "item"), None), (("query_id", "doc"), "query_id"),
+    ],
+)  # fmt: skip
+def test_the_group_is_a_user_or_a_list_that_was_shown(tmp_path, names, group):
+    columns = {name: [f"v{k // (2 + j) % 9}" for k in range(60)] for j, name in enumerate(names)}
+    table = pd.DataFrame({**columns, "clicked": [k % 2 for k in range(60)]})
+    assert written(tmp_path, table).group == group
+
+
+def test_the_time_of_an_outcome_splits_only_where_no_other_does(tmp_path):
+    """Of two times that of the event, whichever column comes first."""
+    events = [1_600_000_000 + 60 * k for k in range(60)]
+    table = pd.DataFrame({"conversion_timestamp": [e + 900 for e in events], "timestamp": events})
+    table["user"], table["clicked"] = "u1", [k % 2 for k in range(60)]
+    schema = written(tmp_path, table)
+    assert schema.split.column == "timestamp"
+    assert "conversion_timestamp" not in {c.name for c in schema.columns}
