@@ -10,7 +10,9 @@ import pytest
 from tests.tree import ROOT
 
 CHUNK = 5_000
-CHUNKS = [pytest.param(n * CHUNK, CHUNK, marks=pytest.mark.long) for n in range(20)]
+CHUNKS = [
+    pytest.param(n * CHUNK, CHUNK, marks=[pytest.mark.long, pytest.mark.minutes]) for n in range(20)
+]
 
 
 @pytest.mark.multiproc

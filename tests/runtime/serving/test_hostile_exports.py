@@ -267,7 +267,9 @@ def test_more_widths_or_tasks_than_an_export_has_are_refused(made, tmp_path):
 
 @pytest.mark.first_case
 @pytest.mark.multiproc
-@pytest.mark.parametrize("count", [500, pytest.param(100_000, marks=pytest.mark.timeout(7200))])
+@pytest.mark.parametrize(
+    "count", [500, pytest.param(100_000, marks=[pytest.mark.minutes, pytest.mark.timeout(7200)])]
+)
 def test_no_input_of_a_fuzzer_ends_the_process_or_takes_its_memory(count, made):
     """Of manifest, weights and network: a model or one sentence, within 2 GiB and 30 s of CPU."""
     words = [sys.executable, "-m", "tests.runtime.serving.fuzz_exports", made, "1", str(count)]
