@@ -10,6 +10,7 @@ import numpy as np
 from runtime.data.convert import Values, column_values, label_values
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
+from runtime.data.guessed_column import known_too_late
 from runtime.data.ids import MISSING
 from runtime.data.rows import (
     Rows,
@@ -22,6 +23,10 @@ from runtime.data.table import open_table
 
 MOST_IDS = 20_000_000
 """Distinct ids of a column that are remembered; of a column with more, those of the first rows."""
+
+
+_FEATURES = ("categorical", "multi", "sequence", "numeric", "bucket")
+"""Kinds of columns that a model reads; others judge or split."""
 
 
 @dataclass(slots=True)
@@ -71,6 +76,8 @@ class ColumnCheck:
                 f"alone has AUC {reached:.3f} for {label}, or a value with one label only: is it"
                 f" known before {label} is? if not, leave it out"
             )
+        elif self.kind in _FEATURES and (late := known_too_late(self.name)):
+            notes.append(late)
         if self.unseen is not None and self.unseen > 0.5:
             notes.append("most ids of the test part were never trained: are they written alike?")
         return "; ".join(notes)

@@ -25,7 +25,16 @@ from runtime.data.formats import (
     libsvm_seen,
     recognised,
 )
-from runtime.data.guessed_column import ABSENT, LIST_SHARE, NUMBER, GuessedColumn, is_day, looked_at
+from runtime.data.guessed_column import (
+    ABSENT,
+    AFTERWARDS,
+    LIST_SHARE,
+    NUMBER,
+    GuessedColumn,
+    is_day,
+    known_too_late,
+    looked_at,
+)
 from runtime.data.ids import MAX_FIELDS
 from runtime.data.rows import (
     distinct,
@@ -48,12 +57,6 @@ _LABEL = re.compile(r"label|click|target|convert|purchas|like|^y$", re.IGNORECAS
 _IS = re.compile(r"^is_", re.IGNORECASE)
 _USER = re.compile(r"user(?!_?agent)|member|customer|visitor|session", re.IGNORECASE)
 _LIST = re.compile(r"^qid$|(query|search|srch|request|impression)_?id", re.IGNORECASE)
-_AFTERWARDS = re.compile(
-    r"conver|purchas|dwell|duration|watch|play_?time|delay|paid|payment|refund|revenue|profit|gmv",
-    re.IGNORECASE,
-)
-"""Names of what is known only when the outcome is."""
-_PLACE = re.compile(r"^(rank|pos(ition)?|slot)$|_(rank|pos(ition)?)$", re.IGNORECASE)
 _SEQUENCE = re.compile(r"hist|seq|last_|recent|previous", re.IGNORECASE)
 _OUTCOME = re.compile(
     r"label|click|view|like|follow|share|forward|comment|conver|purchas|buy|bought|order|install",
@@ -163,7 +166,7 @@ def _lines(
     # What is no feature: times, other outcomes, and what no column can be made of.
     times = sorted(
         (c for c in columns if c.is_time),
-        key=lambda c: (bool(_AFTERWARDS.search(c.name)), not c.is_date, not c.is_stamp),
+        key=lambda c: (bool(AFTERWARDS.search(c.name)), not c.is_date, not c.is_stamp),
     )
     outcomes = [c for c in labels if _OUTCOME.search(c.name) and c not in chosen]
     numbers = [c for c in columns if c.kind == "float_seq"]
@@ -465,10 +468,8 @@ def _column(column: GuessedColumn, absent: Sequence[str]) -> str:
 
     # A name alone is a column of ids.
     notes += _others(column)
-    if _AFTERWARDS.search(column.name):
-        notes.append("known only after the label? then leave it out")
-    elif _PLACE.search(column.name):
-        notes.append("the place where it was shown? not known before: then leave it out")
+    if late := known_too_late(column.name):
+        notes.append(late)
     for word in column.values[column.values.isin(_WORDS_FOR_NONE)]:
         if word not in absent:
             meant = ", ".join(map(toml_text, (*absent, word)))

@@ -38,6 +38,13 @@ _CALENDAR = re.compile(
 _SINCE_1970 = re.compile(r"1?\d{9}(\d{3}){0,3}", re.ASCII)
 """Seconds from 1973 on, or their thousandths, millionths or billionths."""
 
+AFTERWARDS = re.compile(
+    r"conver|purchas|dwell|duration|watch|play_?time|delay|paid|payment|refund|revenue|profit|gmv",
+    re.IGNORECASE,
+)
+"""Names of what is known only when the outcome is."""
+_PLACE = re.compile(r"^(rank|pos(ition)?|slot)$|_(rank|pos(ition)?)$", re.IGNORECASE)
+
 
 class GuessedColumn(NamedTuple):
     """What the values of one column look like."""
@@ -167,6 +174,16 @@ def looked_at(
     return GuessedColumn(
         name, values, 1 - len(known) / len(texts), numbers, whole, is_single, rises
     )
+
+
+def known_too_late(name: str) -> str:
+    """What a person should ask of a column whose name is of what is known after the label, or only
+    when the sample has been shown; empty for any other name."""
+    if AFTERWARDS.search(name):
+        return "known only after the label? then leave it out"
+    if _PLACE.search(name):
+        return "the place where it was shown? not known before: then leave it out"
+    return ""
 
 
 def _days(texts: pd.Series) -> pd.Series:

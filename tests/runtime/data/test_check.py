@@ -43,6 +43,23 @@ def test_a_good_table_has_nothing_to_look_at(capsys):
     assert lines[-1] == "nothing else to look at"
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("dwell_time", "after the label"), ("revenue", "after the label"),
+     ("position", "not known before"), ("price", "nothing else to look at")],
+)  # fmt: skip
+def test_a_feature_that_is_known_too_late_by_its_name_is_something_to_look_at(
+    tmp_path, capsys, name, told
+):
+    """Its values tell nothing here: they are drawn without the label."""
+    for file in ("clicks.csv", "clicks.toml"):
+        text = (EXAMPLES / file).read_text().replace("price", name)
+        (tmp_path / file).write_text(text)
+    assert main(["data", "check", str(tmp_path / "clicks.toml")]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert told in last and (last.startswith(f"{name}: ") == (name != "price"))
+
+
 def test_a_column_that_gives_the_label_away_is_named_with_its_auc(tmp_path):
     draw = np.random.default_rng(6)
     click = draw.integers(0, 4, 2000) == 0
