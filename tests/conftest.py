@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from runtime.embedding.native.extension import native
+
 settings.register_profile("same", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("same")
 
@@ -60,6 +62,13 @@ def _keep_nothing_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _computes_with_denormals() -> Iterator[None]:
+    """As hypothesis needs it, whichever test has begun as a command does (`enter_process`)."""
+    yield
+    native.flush_denormals(False)
 
 
 @pytest.fixture

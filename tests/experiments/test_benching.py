@@ -71,7 +71,6 @@ def test_bench_embedding_keeps_every_window_and_judges_medians(tmp_path, monkeyp
     middle = {n: median(float(r["value"]) for r in rows if r["name"] == n) for n in names}
     for name, lines, share in (
         ("no limit", 4, 0.8),
-        ("clock", 4, 0.7),
         ("lru", 6, 0.6),
     ):
         bound = middle["random line rate"] / lines

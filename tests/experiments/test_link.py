@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from experiments.validating import schedule as module
 from experiments.validating.cases import Case, travels
 from experiments.validating.link import Apart
 from experiments.validating.profiling import run_case
 from experiments.validating.schedule import schedule
 from persia_sim.base.vocabulary import Mode
+from persia_sim.cluster.scenario import Scenario
 from tests.experiments.test_validate import MS, STAGES
 
 
@@ -31,18 +33,19 @@ def test_servers_of_another_host_are_behind_a_wire_by_hand():
         whole_s = sum(max(0.0, burst - bucket) for burst in bursts) / per_s
         step_s = 512 / schedule(sync, served, 61).samples_per_s
         assert step_s == pytest.approx(9.5 * MS + whole_s, rel=1e-6)
-        # Late rows: the slowest of training, of each direction, and of the server, with more of
-        # the bucket or less. A lookup that finds a push at the server waits for the rest of it; a
-        # request that finds one on the link, which is another connection's, has half of the rate.
+        # Late rows, many lookups of which are on their way: the slowest of training, of each
+        # direction, and of the server, with more of the bucket or less. A lookup that finds a push
+        # at the server waits for the rest of it; a request that finds one on the link, which is
+        # another connection's, has half of the rate.
         hybrid = schedule(replace(sync, mode=Mode.HYBRID), late, 200)
         least_s, most_s = (
-            max(4 * MS, (there - 2 * bucket * filled) / per_s, fetched / per_s + 3 * MS)
+            max(4 * MS, (there - 2 * bucket * filled) / per_s, fetched / per_s, 3 * MS)
             for filled, there, fetched in (
                 (1, sum(bursts[:2]), max(0.0, bursts[2] - bucket)),
                 (0, sum(bursts[:2]), bursts[0] + bursts[2]),
             )
         )
-        longest_s = most_s + late["push"] + moved.request_bytes / per_s
+        longest_s = most_s + 3 * MS + late["push"] + moved.request_bytes / per_s
         assert least_s * (1 - 1e-6) <= 512 / hybrid.samples_per_s <= longest_s
 
     unshaped = replace(sync, gbit_per_s=0.0)
@@ -57,8 +60,16 @@ def test_a_link_that_is_never_idle_has_nothing_in_its_bucket():
     assert 512 / schedule(slow, late, 200).samples_per_s >= there_s * (1 - 1e-6)
 
 
-def test_a_request_does_not_wait_behind_gradients_on_the_link():
-    """Connections share it fairly: ids of one go there while another one's gradients do."""
+def test_a_request_does_not_wait_behind_gradients_on_the_link(monkeypatch):
+    """Connections share it fairly: ids of one go there while another one's gradients do. One lookup
+    at a time, for several of them share the link with each other, too."""
+
+    def one_at_a_time(case: Case, steps: int) -> Scenario:
+        found = of_case(case, steps)
+        return replace(found, queues=replace(found.queues, lookups_in_flight=1))
+
+    of_case = module.scenario_of
+    monkeypatch.setattr(module, "scenario_of", one_at_a_time)
     slow = Case(servers=1, gbit_per_s=0.05)
     moved, per_s = travels(slow), 0.05 / 8 * 1e9 * 1448 / 1514
     late = STAGES | {"push": 0.0, "served": 1 * MS}

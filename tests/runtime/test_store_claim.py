@@ -167,7 +167,7 @@ def test_the_command_is_refused_where_another_run_fills_the_url(tmp_path, capsys
 def test_a_run_that_lost_its_url_ends_with_75_and_leaves_it_to_the_other(tmp_path):
     url = f"file://{tmp_path}/there"
     settings = config(
-        checkpoint_every=2, data=DataConfig(name="synthetic", rows=600), test_rows=50, mode="sync"
+        checkpoint_every=2, data=DataConfig(name="synthetic", rows=6000), test_rows=50, mode="sync"
     )
     ending = Ending()
     folder = working_folder(url, "runs")
