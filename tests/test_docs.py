@@ -314,3 +314,11 @@ def test_a_script_says_and_returns_what_python_m_does(script, word, code):
     found = ended("-c", text, word)
     assert found[0] == code
     assert found == ended("-m", MODULES[script], word)
+
+
+def test_the_readme_names_two_commands_that_install_before_anything_else():
+    first_screen = (ROOT / "README.md").read_text().splitlines()[:60]
+    makefile = (ROOT / "Makefile").read_text()
+    for command in ("demo", "test"):
+        assert any(line.strip().startswith(f"make {command} ") for line in first_screen), command
+        assert re.search(rf"^{command}: install\b", makefile, re.MULTILINE), command
