@@ -172,7 +172,9 @@ class ProcessAllReduce:
         _, gathered = self._sent[self._last]
         numbers = gathered[..., -self._sizes[-1][-1] :].reshape(-1, self._facts_size).cpu()
         of_bytes, present = numbers.to(torch.uint8).tensor_split([_PRESENT * _FACT_BYTES], dim=1)
-        return torch.cat([of_bytes.contiguous().view(torch.float64), present.double()], dim=1)
+        # A copy: of one rank the slice counts as contiguous, whatever the length of its row.
+        of_bytes = of_bytes.clone(memory_format=torch.contiguous_format)
+        return torch.cat([of_bytes.view(torch.float64), present.double()], dim=1)
 
     def _sums(self, facts: Tensor) -> DenseGradients:
         """A parameter has a sum where any rank that counts has a gradient."""

@@ -540,6 +540,17 @@ def test_the_host_waits_once_for_the_buckets_of_a_step(gathers):
 
 
 @pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize("layers", range(1, 6))
+def test_one_rank_knows_its_facts_however_many_parameters_there_are(layers, gathers):
+    """A byte for each of them: the row of facts is no whole number of float64."""
+    model = nn.Sequential(*(nn.Linear(3, 3, bias=k % 2 == 0) for k in range(layers)))
+    reduce = ProcessAllReduce(model, InOrder(), gathers=gathers)
+    gradients = [torch.full_like(p, 2.0) for p in model.parameters()]
+    sums, facts = reduce.join(gradients, facts_at(0, model))
+    assert facts.tolist() == [facts_at(0, model)] and all((total == 2).all() for total in sums)
+
+
+@pytest.mark.parametrize("gathers", [False, True])
 def test_a_small_network_and_what_the_ranks_must_know_are_one_message_a_step(gathers):
     """Between hosts each message that is waited for costs a round trip, or two in a ring."""
     model, group = nn.Sequential(*(nn.Linear(100, 100) for _ in range(8))), InOrder()
