@@ -224,6 +224,8 @@ class Ending:
             yield
             return
         before = {number: signal.getsignal(number) for number in SIGNALS}
+        # Blocked where Ray started this process, which holds a Ctrl-C back from all of its own.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:
                 signal.signal(number, self._hear)
