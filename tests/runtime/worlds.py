@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import copy
 import functools
+import gc
+import os
 import tempfile
 import threading
 import types
@@ -246,6 +248,8 @@ def _run(
     concurrent: dict[str, Any],
 ) -> World:
     torch.set_num_threads(settings.engine.threads)
+    if len(os.listdir("/proc/self/fd")) > 256:
+        gc.collect()  # connections of earlier worlds, which lie in circles: hundreds of open files
     parts = assemble_for(settings, source)
     if spans is not None:
         parts = replace(parts, spans=spans)

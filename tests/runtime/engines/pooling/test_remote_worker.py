@@ -107,7 +107,7 @@ def test_a_worker_that_is_stopped_is_told_to_its_ranks_by_the_servers(monkeypatc
     """They hear its signs of life, as those of any client."""
     patient = row_processes.ServerConfig
     monkeypatch.setattr(
-        row_processes, "ServerConfig", lambda **said: patient(patience_s=4.0, **said)
+        row_processes, "ServerConfig", lambda **said: patient(**said | {"patience_s": 4.0})
     )
     with training(monkeypatch, mode=Mode.HYBRID) as found:
         pid = found.workers[0]

@@ -85,10 +85,10 @@ def test_without_room_it_is_a_sentence_with_a_remedy(monkeypatch):
 def test_too_many_open_files_are_no_lack_of_memory(monkeypatch, capsys, call):
     """A smaller batch would not help."""
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(os if call == "memfd_create" else segments.mmap, call, refuse)
+    monkeypatch.setattr(*((os, call) if call == "memfd_create" else (segments, "_mapped")), refuse)
     assert guarded(lambda: Segment.make(4096)) == 2
     told = capsys.readouterr().err
     assert told == "error: Too many open files; let more files be open at once: ulimit -n 4096\n"
@@ -209,3 +209,23 @@ def test_gradients_come_into_the_segment_in_which_their_batch_was_opened():
     for view in batches.place(Message(MessageKind.PUSH, 0, 0)):
         view[:] = np.full(len(view) // 4, 5.0, np.float32).tobytes()
     assert set(batches.known(0).gradients.flat.tolist()) == {5.0}
+
+
+def test_a_mapped_segment_keeps_one_open_file_and_an_attached_one_none():
+    """64 ranks with ten lookups in flight each must fit below the usual limit of 1,024."""
+
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = opened()
+    made = Segment.make(4096)
+    assert opened() == before + 1
+    attached = Segment.attach(os.dup(made.descriptor))
+    attached.close()  # as a server does
+    assert opened() == before + 1
+    made.array(0, (4096,), np.uint8)[:] = 7
+    seen = attached.array(0, (4096,), np.uint8)
+    made.close()
+    del made, attached
+    assert opened() == before
+    assert seen.sum() == 7 * 4096, "its memory lives as long as an array of it"
