@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from persia_sim.cluster.workload import Workload
     from persia_sim.engine.simulate import simulate
     from persia_sim.report.measure import throughput
+    from persia_sim.report.ranges import OnServers, range_of
 
 __all__ = [
     "Cluster",
     "Costs",
     "Mode",
+    "OnServers",
     "Scenario",
     "Workload",
     "presets",
+    "range_of",
     "simulate",
     "throughput",
 ]
@@ -36,9 +39,11 @@ _HOMES = {
     "Cluster": "cluster.cluster",
     "Costs": "cluster.costs",
     "Mode": "base.vocabulary",
+    "OnServers": "report.ranges",
     "Scenario": "cluster.scenario",
     "Workload": "cluster.workload",
     "presets": "presets",
+    "range_of": "report.ranges",
     "simulate": "engine.simulate",
     "throughput": "report.measure",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import hypot
 
 from persia_sim.cluster.allreduce import DenseSync
 from persia_sim.cluster.costs import Costs, Launching, Law
@@ -13,19 +14,25 @@ from persia_sim.sharded.plan import Software
 _ALL = "all 33 points"
 
 FITS = {
-    "gpu_share": Constant(0.392, 0.38, 0.5, True, _ALL),
+    "gpu_share": Constant(0.392, 0.38, 0.5, True, _ALL, spread=0.034),
     "gpu_fixed_s": Constant(
-        0.29e-3, 1e-3, 1.0, points="the dashed bars: one GPU without all-reduce"
+        0.29e-3, 1e-3, 1.0, points="the dashed bars: one GPU without all-reduce", spread=0.73
     ),
-    "mesh_share": Constant(0.066, 9.8 / 150, 0.5, True, "Taobao, Avazu and Kwai in one host"),
-    "nic_share": Constant(0.0897, 0.5, 0.5, True, "Kwai at 16 to 64 GPUs, 100T"),
-    "sync_fixed_s": Constant(7.16e-3, 5e-3, 1.0, points="Taobao and Avazu at 2 to 8 GPUs"),
-    "path_s_per_byte": Constant(4.41e-9, 1e-9, 1.5, points="Kwai in sync"),
+    "mesh_share": Constant(
+        0.066, 9.8 / 150, 0.5, True, "Taobao, Avazu and Kwai in one host", spread=0.1
+    ),
+    "nic_share": Constant(0.0897, 0.5, 0.5, True, "Kwai at 16 to 64 GPUs, 100T", spread=0.036),
+    "sync_fixed_s": Constant(
+        7.16e-3, 5e-3, 1.0, points="Taobao and Avazu at 2 to 8 GPUs", spread=0.13
+    ),
+    "path_s_per_byte": Constant(4.41e-9, 1e-9, 1.5, points="Kwai in sync", spread=0.084),
     "path_100t": Constant(
-        0.368, 1.0, 0.7, points="100T in sync: one point, which therefore tests nothing"
+        0.368, 1.0, 0.7, points="100T in sync: one point, which tests nothing", spread=0.17
     ),
-    "load_s_per_column": Constant(1.5e-6, 1.5e-6, 0.7, points="none: no point tests the loaders"),
-    "kwai_flops": Constant(1.76, 1.0, 0.5, points="Kwai in async"),
+    "load_s_per_column": Constant(
+        1.5e-6, 1.5e-6, 0.7, points="none: no point tests the loaders", spread=0.7
+    ),
+    "kwai_flops": Constant(1.76, 1.0, 0.5, points="Kwai in async", spread=0.032),
 }
 """Constants fitted for every published cluster of Persia: share of float32's peak; a step's
 kernels; share of the V100s' NVLinks; share of 100 Gbit/s; a step's all-reduce; a byte of rows at a
@@ -89,8 +96,11 @@ MACHINES_OF_RUNS = (
 """The costs of Persia's published runs of 2021 and 2022."""
 
 
-def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
-    """The laws of a published cluster from one set of values: the same for every cluster.
+def calibrated(
+    values: Mapping[str, float], cluster: str, spreads: Mapping[str, float] | None = None
+) -> Costs:
+    """The laws of a published cluster from one set of values: the same for every cluster. Laws are
+    as uncertain as ``spreads`` (by default those of `FITS`) say of their constants.
 
     Documents say what differs: the cores of the workers; and Kwai's network is not public, nor are
     its multiplications. Of the A100s' switch nobody knows: a third, as commonly achieved.
@@ -100,6 +110,9 @@ def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
     load = values["load_s_per_column"]
     path = values["path_s_per_byte"]
     path *= values["path_100t"] if cluster == "gcp-100t" else 1.0
+    spreads = spreads or {name: fit.spread for name, fit in FITS.items()}
+    load_ln = spreads["load_s_per_column"]
+    path_ln = hypot(spreads["path_s_per_byte"], spreads["path_100t"] * (cluster == "gcp-100t"))
     share = min(1.0, max(1e-9, values["gpu_share"] / flops))  # a search may try any
 
     # Shares of what links and GPUs could do at most.
@@ -119,9 +132,11 @@ def calibrated(values: Mapping[str, float], cluster: str) -> Costs:
     # The catalogue's laws with what was fitted in place of what was assumed.
     return replace(
         CATALOGUE,
-        load=replace(CATALOGUE.load, fixed_s=0.0, per_item_s=load, source=_FITTED),
-        worker_pool=replace(CATALOGUE.worker_pool, per_byte_s=path, source=_FITTED),
-        worker_scatter=replace(CATALOGUE.worker_scatter, per_byte_s=path, source=_FITTED),
+        load=Law(per_item_s=load, spread=load_ln, source=_FITTED),
+        worker_pool=replace(CATALOGUE.worker_pool, per_byte_s=path, spread=path_ln, source=_FITTED),
+        worker_scatter=replace(
+            CATALOGUE.worker_scatter, per_byte_s=path, spread=path_ln, source=_FITTED
+        ),
         gpu_fixed_s=values["gpu_fixed_s"],
         launching=None,
         gpu_efficiency=((512, share), (8192, share)),

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import product
 from math import ceil, exp, inf
 
+from persia_sim.base.rules import require
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.cluster import Cluster, Role
@@ -150,13 +151,14 @@ def cluster_on(gpu: Host, hosts: int, workers: Role, servers: Role) -> Cluster:
 
 def server_hosts_for_rows(asked: Asked, host: Host) -> int:
     """The fewest hosts of a type that hold all rows."""
-    role = role_on(host, 1)
-    rows = role.processes_per_host * (role.ram_bytes_per_process // _row_bytes(asked))
-    return ceil(asked.workload.rows / rows) if rows else MOST_HOSTS + 1
+    return hosts_for_rows(asked.workload, role_on(host, 1), asked.rows)
 
 
-def _row_bytes(asked: Asked) -> float:
-    return FORMATS[asked.rows].row_bytes(asked.workload.dim)
+def hosts_for_rows(workload: Workload, servers: Role, rows: str) -> int:
+    """The fewest hosts of a role that hold all rows, kept as a name of `FORMATS` says."""
+    row_bytes = FORMATS[rows].row_bytes(workload.dim)
+    of_host = servers.processes_per_host * (servers.ram_bytes_per_process // row_bytes)
+    return ceil(workload.rows / of_host) if of_host else MOST_HOSTS + 1
 
 
 def fewest(least: int, most: int, enough: Callable[[int], bool]) -> int | None:
@@ -218,6 +220,61 @@ def hybrid_on(asked: Asked, gpu: Host, worker: Host, server: Host) -> Choice | N
         binds=by_closed_form.binds,
         parts=(gpu, worker, server),
     )
+
+
+def sized(scenario: Scenario, samples_per_s: float, rows: str) -> Scenario:
+    """The scenario on its own GPU hosts with the fewest hosts of servers, and then of workers, that
+    reach a rate by the closed form; with those behind which more are of no use where none do."""
+    least = hosts_for_rows(scenario.workload, scenario.cluster.servers, rows)
+    plenty = max(least, MOST_HOSTS // 4)
+
+    def rate(workers: int, servers: int) -> float:
+        return answer(with_hosts(scenario, workers, servers)).samples_per_s
+
+    most = max(rate(plenty, servers) for servers in (least, 2 * least, 4 * least, plenty))
+    wanted = min(samples_per_s, 0.99 * most)
+    servers = fewest(least, plenty, lambda n: rate(plenty, n) >= wanted) or plenty
+    workers = fewest(1, plenty, lambda n: rate(n, servers) >= wanted) or plenty
+    return with_hosts(scenario, workers, servers)
+
+
+def cheapest(scenario: Scenario, rows: str) -> Scenario:
+    """The scenario on its own GPU hosts with the hosts of workers and servers with which a sample
+    costs least, by the closed form. Raises ValueError where a host has no price."""
+    unpriced = scenario.cluster.unpriced
+    remedy = "write usd_per_hour into the file of the cluster"
+    require(not unpriced, "price of", ", ".join(unpriced), "it is needed", remedy)
+    least = hosts_for_rows(scenario.workload, scenario.cluster.servers, rows)
+
+    def usd(workers: int, servers: int) -> float:
+        tried = with_hosts(scenario, workers, servers)
+        return tried.cluster.usd_per_hour / answer(tried).samples_per_s
+
+    # One role after the other, a host more or fewer, until neither is cheaper.
+    here = 1, least
+    while True:
+        workers, servers = here
+        near = [(w, s) for w in _near(workers, 1) for s in _near(servers, least)]
+        best = min(near, key=lambda counts: usd(*counts))
+        if usd(*best) >= usd(*here):
+            return with_hosts(scenario, *here)
+        here = best
+
+
+def _near(count: int, least: int) -> list[int]:
+    """Counts to go on to: one more and one fewer, twice and half."""
+    return sorted({max(least, n) for n in (count // 2, count - 1, count, count + 1, 2 * count)})
+
+
+def with_hosts(scenario: Scenario, workers: int, servers: int) -> Scenario:
+    """The scenario with so many hosts of workers and of servers."""
+    cluster = scenario.cluster
+    resized = replace(
+        cluster,
+        embedding_workers=replace(cluster.embedding_workers, hosts=workers),
+        servers=replace(cluster.servers, hosts=servers),
+    )
+    return replace(scenario, cluster=resized)
 
 
 def sharded_on(asked: Asked, gpu: Host) -> Choice | None:

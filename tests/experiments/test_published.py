@@ -153,6 +153,7 @@ def test_the_presets_are_as_likely_as_what_the_fit_finds():
     assert cost_of(FOUND) < found.cost + 0.5  # one standard deviation of one constant
     for name, value in found.values.items():
         assert abs(log(value / FOUND[name])) < found.spread[name], name
+        assert FITS[name].spread == pytest.approx(found.spread[name], rel=0.05), name
     assert set(FITS) - found.identified == {"gpu_fixed_s", "load_s_per_column"}
     assert all(batch.bit_count() == 1 for batch in BATCHES.values())  # powers of two
     # Without a law of its own for the 100T run's workers its bar in sync is far off.
