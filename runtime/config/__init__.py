@@ -6,8 +6,9 @@ Free of torch, so that `--help` answers at once.
 from runtime.config.checkpoints import CheckpointConfig
 from runtime.config.sync import SyncConfig
 from runtime.config.train import (
+    DENSE_OPTIMIZERS,
+    OF_TORCH,
     DataConfig,
-    DenseOptimizer,
     EngineConfig,
     EvaluationConfig,
     ModelConfig,
@@ -16,9 +17,10 @@ from runtime.config.train import (
 )
 
 __all__ = [
+    "DENSE_OPTIMIZERS",
+    "OF_TORCH",
     "CheckpointConfig",
     "DataConfig",
-    "DenseOptimizer",
     "EngineConfig",
     "EvaluationConfig",
     "ModelConfig",

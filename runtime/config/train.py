@@ -21,7 +21,7 @@ from persia_sim.base.schema import (
     unread,
     with_values,
 )
-from persia_sim.base.vocabulary import DEFAULT_LOOKUPS_IN_FLIGHT
+from persia_sim.base.vocabulary import DEFAULT_LOOKUPS_IN_FLIGHT, Dense
 from runtime.config.checkpoints import CheckpointConfig
 from runtime.config.sync import (
     CONCURRENT,
@@ -33,7 +33,9 @@ from runtime.config.sync import (
 )
 from runtime.embedding.config import Schedule, TableConfig
 
-DenseOptimizer = Literal["adam", "adamw", "sgd", "adagrad"]
+DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
+OF_TORCH = "torch.optim:"
+"""What the name of another class of torch.optim begins with."""
 MOST = 2**62
 
 
@@ -84,8 +86,10 @@ class ModelConfig:
     your own."""
     hidden: tuple[Annotated[int, Within(1, 2**20)], ...] = (256, 128)
     """Widths of the hidden layers; the paper's are 4096 2048 1024 512 256."""
-    optimizer: DenseOptimizer = "adam"
-    """torch's, without momentum."""
+    optimizer: str = "adam"
+    """adam, adamw, sgd, adagrad, as torch has them, without momentum; or another class of
+    torch.optim with its own defaults, as torch.optim:NAdam (not in async, whose dense weights lie
+    on servers)."""
     lr: Annotated[float, Within(0, 1e6, without="least")] = 1e-3
     """Learning rate of the dense weights, > 0."""
     schedule: Schedule = field(default_factory=Schedule)
@@ -102,6 +106,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.optimizer not in DENSE_OPTIMIZERS and not self.optimizer.startswith(OF_TORCH):
+            known = f"{', '.join(DENSE_OPTIMIZERS)}, or {OF_TORCH} and a class, as {OF_TORCH}NAdam"
+            raise Refused("optimizer", f"must be {known}, got {self.optimizer!r}")
         if self.dropout and ":" in self.name:
             raise Refused(
                 "dropout",
@@ -327,6 +334,14 @@ class TrainConfig:
             if value and value <= _NOTHING and engine.precision != "float64":
                 rule = f"is {value}, which float32 rounds to 0: it would change nothing"
                 raise Refused(f"model.{name}", f"{rule}; give more, or --precision float64")
+
+        # Dense weights on servers are updated by one push at a time, of one rank.
+        if sync.mode.rules.dense is Dense.ON_SERVERS and self.model.optimizer.startswith(OF_TORCH):
+            raise Refused(
+                "model.optimizer",
+                f"{self.model.optimizer} is of modes whose ranks keep the dense weights;"
+                f" mode {sync.mode} has {', '.join(DENSE_OPTIMIZERS)}",
+            )
 
         # Every rank gets a sample of each step.
         shared = sync.mode.has_barrier or sync.match == "global"

@@ -9,11 +9,12 @@ process (source: measured, torch 2.13, November 2026); its functions need none o
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from runtime.config import ModelConfig, TrainConfig
+from runtime.config import OF_TORCH, ModelConfig, TrainConfig
 
 DenseGradients = list[Tensor | None]
 """One per parameter of the model, in its order; None where the loss does not reach."""
@@ -161,13 +162,93 @@ class FunctionalOptimizer:
                 **given,
             )
         else:
-            assert_never(self._kind)  # one that is new trains by no other one's formula
+            raise AssertionError(self._kind)  # one that is new trains by no other one's formula
+
+
+class TorchOptimizer(FunctionalOptimizer):
+    """Any class of torch.optim with its own defaults, whose ``step`` needs no closure."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: Iterable[Tensor],
+        *,
+        pushes_per_update: int = 1,
+        pushes_per_step: int = 1,
+    ) -> None:
+        """As of `FunctionalOptimizer`. Raises ValueError naming a class that is none, or that wants
+        more than parameters, a rate and a decay."""
+        super().__init__(
+            config,
+            parameters,
+            pushes_per_update=pushes_per_update,
+            pushes_per_step=pushes_per_step,
+        )
+        given: dict[str, Any] = {"lr": config.lr}
+        if config.weight_decay:
+            given["weight_decay"] = config.weight_decay
+        made_by = _class_of_torch(config.optimizer)
+        try:
+            self._made = made_by(self._parameters, **given)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"model.optimizer {config.optimizer} cannot be made from"
+                f" {', '.join(['parameters', *given])}: {error}"
+            ) from None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What torch's class gives, and where the schedule stands."""
+        return super().state_dict() | self._made.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave; ValueError when it is of other parameters or kinds."""
+        pushes = state_dict["pushes"] * self._per_step // state_dict["pushes_per_step"]
+        groups = state_dict.get("param_groups")
+        if groups is None or [set(g) for g in groups] != [set(g) for g in self._made.param_groups]:
+            raise ValueError(f"{self._kind} cannot go on from another optimiser's state")
+        saved = {"state": state_dict["state"], "param_groups": groups}
+        self._made.load_state_dict(copy.deepcopy(saved))  # torch keeps what it is given
+        self._pushes = pushes
+
+    def _begin(self, parameter: Tensor, state: State) -> None:
+        """The class does so itself."""
+
+    def _update(
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State]
+    ) -> None:
+        # The gradients stand in their parameters for this step alone: others keep none there.
+        for group in self._made.param_groups:
+            group["lr"] = self._lr
+        held = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self._made.step()
+        for parameter, before in zip(self._parameters, held, strict=True):
+            parameter.grad = before
+
+
+def _class_of_torch(name: str) -> Callable[..., torch.optim.Optimizer]:
+    """The class behind torch.optim:NAME. Raises ValueError for what is no such class, and for one
+    whose step wants a closure, which would compute a rank's gradients again."""
+    found = getattr(torch.optim, name.removeprefix(OF_TORCH), None)
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+        raise ValueError(f"model.optimizer {name}: torch.optim has no optimiser of that name")
+    closure = inspect.signature(found.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"model.optimizer {name}: its step computes the loss several times, which no mode does;"
+            " choose another"
+        )
+    return found
 
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> FunctionalOptimizer:
     """The configured optimiser over the model's parameters: that of all ranks, or of a replica."""
     replicas = config.sync.ranks if config.sync.mode.averages_replicas else 1
-    return FunctionalOptimizer(
+    kind = TorchOptimizer if config.model.optimizer.startswith(OF_TORCH) else FunctionalOptimizer
+    return kind(
         config.model,
         model.parameters(),
         pushes_per_update=replicas,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import get_args
 
 import pytest
 import torch
 
-from runtime.config import DenseOptimizer, ModelConfig
-from runtime.dense.optimizer import FunctionalOptimizer
+from persia_sim.base.rules import Refused
+from persia_sim.base.vocabulary import Mode
+from runtime.config import DENSE_OPTIMIZERS, OF_TORCH, ModelConfig, SyncConfig, TrainConfig
+from runtime.dense.optimizer import FunctionalOptimizer, TorchOptimizer
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 TORCHS = {
     "adam": lambda parameters, decay: torch.optim.Adam(
@@ -24,12 +26,20 @@ TORCHS = {
     ),
     "sgd": lambda parameters, decay: torch.optim.SGD(parameters, lr=0.03, weight_decay=decay),
 }
+NAMED = {
+    f"torch.optim:{name}": lambda parameters, decay, name=name: getattr(torch.optim, name)(
+        parameters, lr=0.03, weight_decay=decay
+    )
+    for name in ("NAdam", "RAdam", "RMSprop", "Adadelta")
+}
+EACH = TORCHS | NAMED
 
 
 def made(
-    kind: DenseOptimizer, parameters: list[torch.nn.Parameter], decay: float = 0.0
+    kind: str, parameters: list[torch.nn.Parameter], decay: float = 0.0
 ) -> FunctionalOptimizer:
-    return FunctionalOptimizer(ModelConfig(optimizer=kind, lr=0.03, weight_decay=decay), parameters)
+    make = TorchOptimizer if kind.startswith(OF_TORCH) else FunctionalOptimizer
+    return make(ModelConfig(optimizer=kind, lr=0.03, weight_decay=decay), parameters)
 
 
 def weights(dtype: torch.dtype) -> list[torch.nn.Parameter]:
@@ -47,7 +57,7 @@ def drawn(step: int, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor 
 
 
 def test_every_kind_stands_beside_torchs_class_and_no_other_is_trained_as_one_of_them():
-    assert set(TORCHS) == set(get_args(DenseOptimizer))
+    assert set(TORCHS) == set(DENSE_OPTIMIZERS)
     parameters = weights(torch.float32)
     optimizer = made("adam", parameters)
     optimizer._kind = "lamb"
@@ -58,10 +68,10 @@ def test_every_kind_stands_beside_torchs_class_and_no_other_is_trained_as_one_of
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
-@pytest.mark.parametrize("kind", sorted(TORCHS))
+@pytest.mark.parametrize("kind", sorted(EACH))
 def test_every_step_has_the_bytes_of_torchs_own_class(kind, decay, dtype):
     mine, theirs = weights(dtype), weights(dtype)
-    ours, torchs = made(kind, mine, decay), TORCHS[kind](theirs, decay)
+    ours, torchs = made(kind, mine, decay), EACH[kind](theirs, decay)
     for step in range(20):
         gradients = drawn(step, mine)
         ours.step(gradients)
@@ -77,7 +87,7 @@ def test_every_step_has_the_bytes_of_torchs_own_class(kind, decay, dtype):
     assert (len(saved) == 3) == (kind != "sgd")
 
 
-@pytest.mark.parametrize("kind", sorted(TORCHS))
+@pytest.mark.parametrize("kind", sorted(EACH))
 def test_a_loaded_optimizer_goes_on_with_the_same_bytes(kind):
     whole, first, second = (weights(torch.float32) for _ in range(3))
     undisturbed, stopped = (made(kind, p) for p in (whole, first))
@@ -99,7 +109,11 @@ def test_a_loaded_optimizer_goes_on_with_the_same_bytes(kind):
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [("adagrad", "adagrad cannot go on from exp_avg"), ("sgd", "sgd cannot go on from")],
+    [
+        ("adagrad", "adagrad cannot go on from exp_avg"),
+        ("sgd", "sgd cannot go on from"),
+        ("torch.optim:NAdam", "torch.optim:NAdam cannot go on from another optimiser's state"),
+    ],
 )
 def test_the_state_of_another_kind_is_refused(kind, why):
     saved = made("adam", weights(torch.float32))
@@ -115,6 +129,44 @@ def test_the_state_of_other_parameters_is_refused():
     turned = [parameters[1], parameters[0], parameters[2]]
     with pytest.raises(ValueError, match=r"of parameter 0 is \(5, 3\), the parameter \(7,\)"):
         made("adam", turned).load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize("name", ["torch.optim:NAdam", "torch.optim:RMSprop"])
+def test_a_class_of_torch_trains_the_same_in_every_mode_whose_rows_are_exact(name):
+    def world(mode: Mode):
+        model = ModelConfig(hidden=(8,), optimizer=name, lr=0.02)
+        return run(config(mode=mode, ranks=2, model=model), ArraySource(24 * 8))
+
+    first = world(Mode.SYNC)
+    assert_same_bytes(first, world(Mode.LOOKAHEAD))
+    adam = run(config(mode=Mode.SYNC, ranks=2), ArraySource(24 * 8))
+    assert any(
+        (first.state()[key] != adam.state()[key]).any()
+        for key in first.state()
+        if ".ids" not in key
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("torch.optim:Nadam", "torch.optim has no optimiser of that name"),
+        ("torch.optim:lr_scheduler", "torch.optim has no optimiser of that name"),
+        ("torch.optim:LBFGS", "computes the loss several times"),
+        ("torch.optim:SparseAdam", "cannot be made from parameters, lr, weight_decay"),
+    ],
+)
+def test_what_is_no_optimiser_of_a_step_is_refused(name, why):
+    with pytest.raises(ValueError, match=why):
+        made(name, weights(torch.float32), decay=0.1)
+
+
+def test_async_keeps_the_dense_weights_on_servers_and_has_the_four_optimisers_there():
+    nadam = ModelConfig(optimizer="torch.optim:NAdam")
+    with pytest.raises(Refused, match="is of modes whose ranks keep the dense weights"):
+        TrainConfig(model=nadam, sync=SyncConfig(mode=Mode.ASYNC))
+    with pytest.raises(Refused, match=r"adagrad, or torch\.optim:"):
+        ModelConfig(optimizer="lamb")
 
 
 @pytest.mark.long

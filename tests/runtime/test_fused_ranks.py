@@ -10,7 +10,7 @@ import torch
 from persia_sim.base.staleness import summary_of
 from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import Mode
-from runtime.config import DenseOptimizer, ModelConfig, TrainConfig
+from runtime.config import ModelConfig, TrainConfig
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, TableConfig
 from runtime.models.networks import FeedForward
 from runtime.rank.parts import assemble, why_one_by_one
@@ -47,7 +47,7 @@ def test_float64_is_the_same_within_1e_10_after_100_steps(mode, kind):
 
 @pytest.mark.parametrize(("mode", "dense"), [one for one in EACH if one[1] != "rowwise_adagrad"])
 @pytest.mark.law14
-def test_float32_is_the_same_within_1e_6_in_norm_after_10_steps(mode, dense: DenseOptimizer):
+def test_float32_is_the_same_within_1e_6_in_norm_after_10_steps(mode, dense):
     model = ModelConfig(hidden=(8,), optimizer=dense, lr=0.01)
     apart, fused = pair(ArraySource(240), model=model, **MODES[mode])
     _, relative = difference(apart, fused)
