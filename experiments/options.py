@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 from experiments.catalogue import STUDIES
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import Within, check_fields, shown
+from persia_sim.base.vocabulary import Mode
 
 
 class OneOf:
@@ -42,6 +43,10 @@ def hold(name: str, value: Any, rule: Within | OneOf) -> None:
         raise Refused(name, f"{broken}, got {shown(value)}")
 
 
+REFERENCE = Mode.SYNC
+"""The mode that all others are held against."""
+PAPER_MODES = (REFERENCE, Mode.HYBRID, Mode.ASYNC_AVERAGING)
+"""The modes of the paper's own measurements."""
 MOST = 10_000_000
 """The largest count: more is a slip of the finger, not a study."""
 T = TypeVar("T")

@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from experiments.option_values import flat, of, options_in, training_options, values_of
-from experiments.options import PairedSeeds, Seeds, hold
+from experiments.options import REFERENCE, PairedSeeds, Seeds, hold
 from experiments.points import SYNTHETIC, Line, find_data, readable, words_of
 from persia_sim.base.command_line import with_changes
 from persia_sim.base.files import read_document
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import Checked, Unread, Within, fit, nearest, parse, shown
-from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, TrainConfig
 from runtime.config.presets import PresetName, with_preset
 from runtime.models.imported import refuse_code_named_in
@@ -240,9 +239,9 @@ def _line_at(
         preset = fit(preset, PresetName, f"{where}: preset")
 
     # Sync is what others are held against: it stays as it is, and a preset says all of `sync`.
-    mode = own.get("sync.mode", of_base.get("sync.mode", Mode.SYNC))
+    mode = own.get("sync.mode", of_base.get("sync.mode", REFERENCE))
     for path in [path for path in left if path.startswith("sync.") and path not in _OF_SYNC]:
-        if preset is not None or mode is Mode.SYNC:
+        if preset is not None or mode is REFERENCE:
             del left[path]
             rule = "does not vary in sync, the reference, nor in a preset; say it in a line"
             unread.setdefault(path, Refused(path, rule))

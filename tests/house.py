@@ -75,18 +75,31 @@ def typed_numbers(text: str) -> tuple[int, int]:
     return count([line for line in lines if line not in in_tables]), count(in_tables)
 
 
+def names_a_mode(node: ast.AST) -> bool:
+    """Whether `Mode.SYNC` or another mode stands in the expression."""
+    return any(
+        isinstance(one, ast.Attribute)
+        and isinstance(one.value, ast.Name)
+        and one.value.id == "Mode"
+        and one.attr.isupper()
+        for one in ast.walk(node)
+    )
+
+
 def files_that_name_a_mode() -> list[Path]:
-    """Files of the packages in which `Mode.SYNC` or another mode stands."""
+    """Files of the packages that name a mode: as a preset, or to ask which one it is."""
+    return [path for path in python_files(*PACKAGES) if names_a_mode(ast.parse(path.read_text()))]
+
+
+def questions_for_the_name_of_a_mode() -> list[str]:
+    """Places that compare a mode with another, choose by it or match it, in place of its rules."""
     return [
-        path
-        for path in python_files(*PACKAGES)
-        if any(
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id == "Mode"
-            and node.attr.isupper()
-            for node in ast.walk(ast.parse(path.read_text()))
-        )
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in files_that_name_a_mode()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Compare) and names_a_mode(node))
+        or (isinstance(node, ast.match_case) and names_a_mode(node.pattern))
+        or (isinstance(node, ast.Subscript) and names_a_mode(node.slice))
     ]
 
 
@@ -204,7 +217,8 @@ def counts() -> Iterator[tuple[str, str, str]]:
         sum(found) for found in zip(*map(typed_numbers, texts().values()), strict=True)
     )
     yield "numbers typed into sentences", "150", f"{prose:,} (and {tables:,} into tables)"
-    yield "files that name a mode", "8", f"{len(files_that_name_a_mode())}"
+    asked = questions_for_the_name_of_a_mode()
+    yield "files that name a mode", "8", f"{len(files_that_name_a_mode())}, and {len(asked)} ask it"
     annexes = [
         f for name in ANNEXES for f in [*python_files(name), *ROOT.glob(name)] if f.is_file()
     ]

@@ -22,6 +22,7 @@ from runtime.engines.threads import ConcurrentRun
 from runtime.order.constant_lag import ConstantLagRun
 from runtime.order.executor import OrderedRun
 from runtime.run.session import train
+from tests.house import questions_for_the_name_of_a_mode
 from tests.persia_sim.sim_configurations import small_scenario
 from tests.runtime.worlds import ArraySource, config
 
@@ -81,6 +82,12 @@ def test_an_engine_carries_out_a_combination_of_rules_or_refuses_it(rules, engin
     with patch.dict(RULES, {mode: rules}), pytest.raises(ValueError) as refusal:
         run()
     assert f"mode {mode} ({rules}) is not carried out by {engine}" in str(refusal.value)
+
+
+def test_nothing_asks_for_the_name_of_a_mode():
+    """Presets name it; what a mode does follows from its rules, so that a new one falls through to
+    nothing."""
+    assert questions_for_the_name_of_a_mode() == []
 
 
 def test_every_mode_has_rules_of_its_own():

@@ -252,7 +252,7 @@ def late_cases(latencies_s: Sequence[float], windows: Sequence[int]) -> list[Lat
             for lookahead in ("reread", "forwarded"):
                 name = f"lookahead {lookahead}, ahead {window}"
                 cases.append(LateCase(name, Mode.LOOKAHEAD, window, lookahead, latency_s))
-            for mode in (Mode.RAW_HYBRID, Mode.HYBRID):
+            for mode in (mode for mode in Mode if mode.may_merge):
                 cases.append(LateCase(f"{mode}, tau {window}", mode, window, "reread", latency_s))
     return cases
 
@@ -297,7 +297,7 @@ class LatencyBesideLaw:
         chosen: dict[str, Any] = {"mode": case.mode, "ranks": options.ranks[0]}
         if case.mode.reads_late_rows:
             chosen["tau"] = case.window
-        elif case.mode is Mode.LOOKAHEAD:
+        elif case.mode.prefetches_rows:
             chosen |= {"ahead": case.window, "lookahead": case.lookahead}
         steps = max(options.window_steps, 6 * (case.window + 1))
         config = config_of(options, SyncConfig(**chosen), latency_s=case.latency_s)

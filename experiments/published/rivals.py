@@ -115,7 +115,7 @@ def scenario_of(rival: Rival, cluster: Cluster, workload: Workload, steps: int =
             **changed_costs,
         ),
         mode=rival.mode,
-        tau={Mode.ASYNC: 0, Mode.HYBRID: 4}.get(rival.mode),
+        tau=(4 if rival.mode.has_barrier else 0) if rival.mode.reads_late_rows else None,
         merge_pushes=False if rival.mode.may_merge else None,
         noise=Noise(gpu_cv=GPU_CV),
         steps=steps,

@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.gaps import paired_interval, thousandths
 from experiments.points import SYNTHETIC, stream_of_seeds
-from experiments.registry.runs import RunFolder, is_run, is_sweep, runs_below, the_run
+from experiments.registry.runs import LATE_MODES, RunFolder, is_run, is_sweep, runs_below, the_run
 from experiments.statistics import delong
 from experiments.tables import aligned
 from persia_sim.base.rules import counted
@@ -201,7 +201,7 @@ class SweepSetting:
     def label(self) -> str:
         """Mode and bound."""
         mode = self.options.get("sync.mode", "-")
-        is_bounded = mode not in ("sync", "lookahead", "-")
+        is_bounded = mode in LATE_MODES
         return f"{mode}-tau{self.options.get('sync.tau')}" if is_bounded else mode
 
 

@@ -14,12 +14,15 @@ from experiments.tables import aligned
 from persia_sim.base.command_line import option_values
 from persia_sim.base.files import read_document, read_regular
 from persia_sim.base.rules import counted
+from persia_sim.base.vocabulary import Mode
 from runtime.config import read_config
 from runtime.run.folder import ENDING, SUMMARY, checked_summary
 
 State = Literal["done", "interrupted", "failed", "unfinished", "damaged"]
 CONFIG = "config.json"
 ENVIRONMENT = "env.json"
+LATE_MODES = frozenset(str(mode) for mode in Mode if mode.reads_late_rows)
+"""Modes whose name goes with a bound, in a list or table."""
 HEADER = ("folder", "mode", "tau", "ranks", "data", "seed", "AUC", "when (UTC)", "commit", "state")
 _OF_A_POINT = re.compile(r"-[0-9a-f]{8}$")
 _INSIDE_A_RUN = {"checkpoints"}
@@ -219,7 +222,7 @@ def listing(root: Path) -> str:
 
 def cells(run: RunFolder, root: Path) -> list[str]:
     """One line of the table."""
-    tau = "-" if run.mode in ("sync", "lookahead", "-") else str(run.tau)
+    tau = str(run.tau) if run.mode in LATE_MODES else "-"
     return [
         _name(run, root),
         run.mode,

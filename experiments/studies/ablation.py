@@ -46,7 +46,7 @@ def _exact(mode: Mode, **values: Any) -> Change:
     """The change to a mode whose rows are never late."""
 
     def change(scenario: Scenario) -> Scenario:
-        ahead = scenario.tau if mode is Mode.LOOKAHEAD else None
+        ahead = scenario.tau if mode.prefetches_rows else None
         return replace(scenario, mode=mode, tau=None, merge_pushes=None, ahead=ahead, **values)
 
     return change

@@ -13,7 +13,16 @@ from itertools import product
 from math import sqrt
 from typing import Annotated, Any
 
-from experiments.options import OneOf, Planned, Positive, Ranks, Seeds, SimulatedSteps, Some
+from experiments.options import (
+    PAPER_MODES,
+    OneOf,
+    Planned,
+    Positive,
+    Ranks,
+    Seeds,
+    SimulatedSteps,
+    Some,
+)
 from experiments.result_cache import ResultCache
 from experiments.statistics import t_interval
 from experiments.tables import Column, leave, table
@@ -49,7 +58,7 @@ class Options(Planned):
     """GPUs."""
     steps: SimulatedSteps = 400
     """Steps of a run."""
-    modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING)
+    modes: Some[Mode] = PAPER_MODES
     """Modes to compare."""
     crashes: Some[Positive] = (3.0, 12.0)
     """Expected crashes of a rank in a run that redoes nothing: a rate of crashes each."""

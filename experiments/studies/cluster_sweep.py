@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from experiments.options import Count, Parallel, Ranks, Some, Tau, hold
+from experiments.options import PAPER_MODES, Count, Parallel, Ranks, Some, Tau, hold
 from experiments.result_cache import ResultCache
 from experiments.tables import Column, leave, table
 from persia_sim.base.command_line import TypedAs, Unset
@@ -39,7 +39,7 @@ class Options(Parallel):
     """A preset of the simulator, or a .toml file as `persia-sim init` writes it."""
     workloads: Some[str] = SIZES
     """Presets or .toml files."""
-    modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING)
+    modes: Some[Mode] = PAPER_MODES
     """Modes to compare."""
     ranks: tuple[Ranks, ...] = ()
     """GPUs; none given, here and of hosts: as many as the cluster has."""

@@ -28,7 +28,7 @@ from experiments.tables import Column, leave, table
 from experiments.targets import COLUMNS, FOOTNOTE, target_lines
 from persia_sim.base.schema import Within
 from persia_sim.base.trace import Trace
-from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.base.vocabulary import DEFAULT_TAU
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.presets.catalogue import CLUSTERS
 from runtime.config import DataConfig, SyncConfig
@@ -167,11 +167,11 @@ def _points(data_set: str, name: str, data: DataConfig, options: Options) -> lis
     barrier = contender.mode.has_barrier
     label = f"{data_set}-{name}"
     sync = SyncConfig(mode=contender.mode, ranks=RANKS)
-    if contender.mode is Mode.SYNC:
+    if contender.mode.reads_fresh_rows:
         return replayed(label, sync, BATCH, data, None, options)
 
     # With match=update a push is RANKS of a rank's batches, and a rank makes so many fewer.
-    match = "global" if contender.mode is Mode.ASYNC_AVERAGING else options.match
+    match = "global" if contender.mode.averages_replicas else options.match
     times = 1 if barrier or match == "global" else RANKS
 
     # The cluster's order, with the small batches of the training in place of its own.

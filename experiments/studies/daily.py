@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.gaps import Run, finished, gap_of, gap_table
 from experiments.option_values import options_in, typed_values
-from experiments.options import Parallel, Seeds, Some, Tau
+from experiments.options import REFERENCE, Parallel, Seeds, Some, Tau
 from experiments.points import Line, Point, data_sha256, over_seeds
 from experiments.sweeping import Whole, minutes_left, run_points
 from experiments.tables import Column, leave, table, toml_value
@@ -48,7 +48,7 @@ class Options(Parallel):
     day-2.csv. Else the files that the schema's pattern stands for, day-9 before
     day-10; of one file
     the values of its split's column."""
-    modes: Some[Mode] = (Mode.SYNC, Mode.HYBRID)
+    modes: Some[Mode] = (REFERENCE, Mode.HYBRID)
     """Modes to compare; sync is the reference of the gaps."""
     tau: Tau = 4
     """Bound of the modes that have one."""
@@ -268,7 +268,7 @@ def lines_of(
         Line(
             name=str(mode),
             config=of_mode[0].point.config,
-            versus=(str(Mode.SYNC),) if mode is not Mode.SYNC and Mode.SYNC in runs else (),
+            versus=(str(REFERENCE),) if mode is not REFERENCE and REFERENCE in runs else (),
         )
         for mode, of_mode in runs.items()
     ]

@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from experiments.options import MOST, OneOf, Planned, Some, hold
+from experiments.options import MOST, REFERENCE, OneOf, Planned, Some, hold
 from experiments.result_cache import ResultCache
 from experiments.tables import Column, leave, table
 from experiments.validating.cases import Case
@@ -33,7 +33,7 @@ from persia_sim.presets.catalogue import CLUSTERS, workloads
 from runtime.embedding.server import READ, REFRESH, UPDATE
 from runtime.run.stage_times import STAGES, Stages
 
-MODES = (Mode.SYNC, Mode.LOOKAHEAD, Mode.RAW_HYBRID, Mode.HYBRID, Mode.ASYNC)
+MODES = tuple(mode for mode in Mode if not mode.averages_replicas)
 HOST = "this host"
 SHOWN_RANKS = 2
 
@@ -96,7 +96,7 @@ def run(options: Options) -> None:
     results = ResultCache(options.out / "recordings.jsonl")
     recordings = {
         label: partial(recorded, options, mode)
-        for mode in dict.fromkeys((Mode.SYNC, *chosen))
+        for mode in dict.fromkeys((REFERENCE, *chosen))
         for label in _labels_of(options, mode)
     }
     if options.dry_run:
@@ -107,7 +107,7 @@ def run(options: Options) -> None:
         )
         return
     results.fill(recordings, "recordings")
-    stages = quickest(options, Mode.SYNC, results)[1]
+    stages = quickest(options, REFERENCE, results)[1]
 
     # Simulate every mode, on this host and on the cluster.
     timelines: Timelines = {}
@@ -261,7 +261,7 @@ def this_host(options: Options, mode: Mode, stages: Stages) -> Run:
     """This host's run, simulated: messages take the latency and nothing else is on a wire."""
     case = _case_of(options, mode)
     scenario = scenario_of(case, options.steps)
-    scenario = replace(scenario, dense_home=DenseHome.APART if mode is Mode.ASYNC else None)
+    scenario = replace(scenario, dense_home=DenseHome.APART if mode.has_dense_server else None)
     return simulate(scenario, need=replace(need_of(case, stages), dense_copy_s=0.0))
 
 
@@ -354,7 +354,7 @@ def simulated_bars(run: Run, ranks: int, steps: range, loads: bool) -> Iterator[
     if need.refresh is not None:
         requested = run.legs[Leg.ASKED_AGAIN] - need.refresh.worker_forward_s - 2 * latency_s
         stages.append((Stage.LOOKUP, requested, at[Mark.REFRESHED]))
-    if mode is Mode.ASYNC:
+    if mode.has_dense_server:
         stages.append((Stage.DENSE_PULL, at[Mark.REFRESHED], start))
     if mode.has_barrier:
         stages.append((Stage.DENSE_SYNC, summed, at[Mark.UPDATED]))

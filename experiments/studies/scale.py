@@ -187,7 +187,7 @@ def public(steps: int = 80) -> Iterator[Row]:
     # Criteo is predicted alone; one GPU in both ways that a bar may have been made.
     name = "criteo-ad"
     for gpus in (1, 2, 4, 8):
-        model, speed = simulated(cluster, name, Mode.HYBRID, gpus, steps)
+        model, speed = simulated(cluster, name, MODES["hybrid"], gpus, steps)
         series = f"{name} Persia hybrid"
         note = "without all-reduce (a dashed bar)" if gpus == 1 else ""
         yield row_of(series, f"{gpus} GPUs", gpus, None, model, "prediction", note, speed)

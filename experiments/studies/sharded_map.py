@@ -24,7 +24,7 @@ from experiments.studies.predict_published import seconds_by_part
 from experiments.tables import aligned, leave
 from persia_sim.base.rules import require
 from persia_sim.base.schema import Within
-from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.base.vocabulary import DEFAULT_TAU
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.cluster import Cluster, Role
 from persia_sim.cluster.costs import Costs
@@ -156,7 +156,6 @@ def hybrid_of(
             cluster=cluster_of(gpu, nic, workers, servers),
             workload=work,
             costs=costs,
-            mode=Mode.HYBRID,
             tau=DEFAULT_TAU,
             dense_on_nics=True,
             steps=1,

@@ -9,7 +9,17 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from experiments.gaps import Run, curve_records, gap_over_seeds, mean_auc, thousandths
-from experiments.options import Count, OneOf, Parallel, Seeds, Some, Tau, TestRows, hold
+from experiments.options import (
+    REFERENCE,
+    Count,
+    OneOf,
+    Parallel,
+    Seeds,
+    Some,
+    Tau,
+    TestRows,
+    hold,
+)
 from experiments.points import Point, replayed
 from experiments.sweeping import trained
 from experiments.tables import Column, leave, table
@@ -29,7 +39,7 @@ class Options(Parallel):
     """A preset of the simulator; the default is the paper's: 64 GPUs, 120 server processes."""
     workload: Annotated[str, OneOf(workloads())] = "criteo-syn5"
     """A preset of the simulator."""
-    modes: tuple[Mode, ...] = (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID)
+    modes: tuple[Mode, ...] = (REFERENCE, Mode.LOOKAHEAD, Mode.HYBRID)
     """Modes to compare; sync is the reference. In async every rank's small batch is a dense update
     of its own, as many times more updates as there are ranks: that alone changes what is learned,
     so it is a comparison of two things at once."""
@@ -50,7 +60,7 @@ class Options(Parallel):
     data: DataConfig = field(default_factory=lambda: DataConfig(name="synthetic"))
 
     def _check(self) -> None:
-        if Mode.SYNC not in self.modes:
+        if REFERENCE not in self.modes:
             raise ValueError(
                 f"modes must hold sync, the reference of the gaps, got {', '.join(self.modes)}"
             )
@@ -139,7 +149,7 @@ def _simulate(options: Options, mode: Mode) -> Order:
             mode=mode,
             tau=options.tau if mode.reads_late_rows else None,
             steps=options.steps,
-            ahead=max(1, options.tau) if mode is Mode.LOOKAHEAD else None,
+            ahead=max(1, options.tau) if mode.prefetches_rows else None,
         )
     )
     result = simulate(scenario, trace=True)
@@ -173,7 +183,7 @@ def _second(options: Options, mode: Mode, order: Order, samples: int) -> float:
 
 def _ends(runs: dict[Mode, list[Run]], orders: dict[Mode, Order], options: Options) -> str:
     """The table of scores at the end of the runs, all pushes applied."""
-    sync = runs[Mode.SYNC]
+    sync = runs[REFERENCE]
     task = next(iter(sync[0].summary["tasks"]))
 
     def gap(mode: Mode) -> str:
@@ -183,6 +193,6 @@ def _ends(runs: dict[Mode, list[Run]], orders: dict[Mode, Order], options: Optio
         "mode": str,
         "simulated s": lambda mode: f"{orders[mode].instants[-1]:.1f}",
         "test AUC": lambda mode: f"{mean_auc(runs[mode], task):.4f}",
-        "gap to sync [1e-3]": lambda mode: "-" if mode is Mode.SYNC else gap(mode),
+        "gap to sync [1e-3]": lambda mode: "-" if mode is REFERENCE else gap(mode),
     }
     return table(list(runs), columns)

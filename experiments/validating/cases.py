@@ -7,7 +7,7 @@ from functools import cache
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
-from persia_sim.base.vocabulary import Mode
+from persia_sim.base.vocabulary import Mode, Read
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.source import rebatch
 from runtime.data.synthetic import Recipe, recipe
@@ -63,8 +63,12 @@ class Case:
     def name(self) -> str:
         """Everything that decides it, in words."""
         # Mode, window, and sizes; then what departs from a run of one process without faults.
-        word = {Mode.SYNC: "", Mode.LOOKAHEAD: f" {self.window} ahead"}
-        parts = [f"{self.mode}{word.get(self.mode, f' tau {self.window}')}"]
+        word = {
+            Read.FRESH: "",
+            Read.AHEAD: f" {self.window} ahead",
+            Read.LATE: f" tau {self.window}",
+        }
+        parts = [f"{self.mode}{word[self.mode.rules.read]}"]
         parts += [f"{self.ranks} ranks"] if self.ranks > 1 else []
         parts += [f"{self.copies} runs at once"] if self.copies > 1 else []
         parts += [f"{self.shards} shards"] if self.shards > 1 else []
@@ -101,9 +105,9 @@ class Case:
     @property
     def bound(self) -> dict[str, int]:
         """The window, as options and scenarios call it."""
-        if self.mode is Mode.SYNC:
+        if self.mode.reads_fresh_rows:
             return {}
-        return {"ahead" if self.mode is Mode.LOOKAHEAD else "tau": self.window}
+        return {"ahead" if self.mode.prefetches_rows else "tau": self.window}
 
     def config(self, steps: int, **apart: Any) -> TrainConfig:
         """The run of so many steps of each rank; ``apart``: where servers of another host are."""
@@ -265,7 +269,7 @@ def deciding(quick: bool) -> list[Case]:
     still. None is sync with one rank and nothing else, which the profile is fitted to."""
     late = Case(latency_s=KNEE_LATENCY_S, window=16)
     broken = [Case(slow_s=0.006, shards=2), Case(dead_s=DEAD_S)]
-    alone = [mode for mode in Mode if mode is not Mode.SYNC]
+    alone = [mode for mode in Mode if not mode.reads_fresh_rows]
     if quick:
         return [Case(), *knee_cases()[1:6:2], broken[1]]
     return [

@@ -55,9 +55,9 @@ def threads_of(mode: Mode, served: bool = False) -> tuple[tuple[str, ...], ...]:
     fetch = "load", "read"
     dense = "forward", "backward", "check", "update"
     push, beside = ((), (AT_SERVERS,)) if served else (("push",), ())
-    if mode is Mode.SYNC:
+    if mode.reads_fresh_rows:
         return (*fetch, "pool", *dense, "scatter", *push), *beside
-    if mode is Mode.LOOKAHEAD:
+    if mode.prefetches_rows:
         return fetch, ("refresh", "pool", *dense, "scatter", *push), *beside
     pull = () if mode.has_barrier else ("pull",)
     return (*fetch, "pool"), (*pull, *dense), ("scatter", *push), *beside

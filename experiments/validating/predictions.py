@@ -30,7 +30,6 @@ from experiments.validating.schedule import Schedule, contended
 from experiments.validating.stages import costs_by_law
 from persia_sim.base.files import atomic_write
 from persia_sim.base.rules import require
-from persia_sim.base.vocabulary import Mode
 from runtime.run.laws import LawPoint
 from runtime.run.stage_times import STAGES, Stages, parts_of
 
@@ -73,12 +72,13 @@ def predicted(profile: Profile, case: Case, steps: int) -> tuple[Schedule, Stage
 def rule_of(case: Case, stages: Stages) -> float:
     """Samples a second by two lines: in sync the sum of the four printed stages, else the longest.
 
+    >>> from persia_sim.base.vocabulary import Mode
     >>> stages = dict.fromkeys(STAGES, 0.0) | {"load": 0.001, "forward": 0.003}
     >>> round(rule_of(Case(mode=Mode.SYNC), stages)), round(rule_of(Case(), stages))
     (128000, 170667)
     """
     parts = parts_of(stages).values()
-    step_s = sum(parts) if case.mode is Mode.SYNC else max(parts)
+    step_s = sum(parts) if case.mode.reads_fresh_rows else max(parts)
     return case.updates_per_step * case.batch / step_s
 
 
@@ -226,7 +226,7 @@ def _of_link(case: Case, of_case: Sequence[MeasuredRun], runs: int) -> dict[str,
     """Bytes of a rank's batch, counted and predicted, and what the link did."""
     there, back = map(float, np.median([run.link_bytes for run in of_case], axis=0))
     expected = travels(case)
-    reads = 2 if case.mode is Mode.LOOKAHEAD else 1  # read ahead, and again
+    reads = 2 if case.mode.prefetches_rows else 1  # read ahead, and again
     return {
         "sent_bytes": there,
         "sent_error": error(expected.request_bytes + expected.push_bytes, there),

@@ -153,7 +153,7 @@ def _run_case(case: Case, steps: int, link: Apart | None) -> MeasuredRun:
     if case.servers:
         store.close()
     steady = late.missing_steps[late.step >= first]
-    measured = measured_stages(spans.timed, first, case.mode is Mode.LOOKAHEAD)
+    measured = measured_stages(spans.timed, first, case.mode.prefetches_rows)
 
     batches = steps * case.ranks
     sent, came = ((b - a) / batches for a, b in zip(before, after, strict=True))

@@ -19,7 +19,7 @@ from experiments.validating.contention import Host, burdened, burdens, threads
 from experiments.validating.link import HEADER_EFFICIENCY, bucket_bytes
 from experiments.validating.stages import Costs, shares_of
 from persia_sim.base.staleness import staleness_in_steps
-from persia_sim.base.vocabulary import Mode
+from persia_sim.base.vocabulary import Read
 from persia_sim.cluster.demand import Demand, Fetch, demand
 from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Queues, Scenario
@@ -180,7 +180,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
             embedding_workers=replace(
                 role,
                 processes_per_host=case.ranks,
-                cores_per_process=2 if case.mode is Mode.LOOKAHEAD else 1,
+                cores_per_process=2 if case.mode.prefetches_rows else 1,
             ),
             servers=replace(role, cores_per_process=1 if case.slow_s else case.shards),
             link=replace(
@@ -208,7 +208,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
             **buffers,
         ),
         permits=case.permits,
-        dense_home=DenseHome.APART if case.mode is Mode.ASYNC else None,
+        dense_home=DenseHome.APART if case.mode.has_dense_server else None,
         steps=steps,
         **case.bound,  # type: ignore[arg-type]
     )
@@ -249,7 +249,7 @@ def need_of(case: Case, stages: Stages) -> Demand:
         )
 
     # Lookahead pools after its refresh; a common dense update is the barrier's, not a rank's.
-    ahead = case.mode is Mode.LOOKAHEAD
+    ahead = case.mode.prefetches_rows
     pooled_s = 0.0 if ahead else stages["pool"]
     shared = case.ranks > 1 and case.mode.has_barrier
     return replace(
@@ -287,10 +287,10 @@ def _shaped(case: Case, stages: Stages, moved: Travels) -> Travels:
     # What the bucket gathers in a step, and while the rank waits for an answer.
     there = moved.request_bytes + moved.push_bytes
     back = moved.rows_bytes
-    again = 2 if case.mode is Mode.LOOKAHEAD else 1  # read ahead, and once more
-    waited = {Mode.SYNC: there + back, Mode.LOOKAHEAD: back + moved.push_bytes}
+    again = 2 if case.mode.prefetches_rows else 1  # read ahead, and once more
+    waited = {Read.FRESH: there + back, Read.AHEAD: back + moved.push_bytes, Read.LATE: 0.0}
     period_s = max(thread.work_s for thread in threads(case.mode, case.ranks, stages, stages))
-    gathered = per_s * period_s + waited.get(case.mode, 0.0)
+    gathered = per_s * period_s + waited[case.mode.rules.read]
 
     def rest(of: float, sent: float, bursts: int) -> float:
         return max(_AN_ANSWER, of - min(bucket, max(0.0, gathered - sent) / bursts))

@@ -139,9 +139,9 @@ def costs_by_law(
     if served:  # what a call of sync waits for has the servers' work in it, updates too
         names |= {"served": "served"}
         del names["push"]
-    if mode is Mode.LOOKAHEAD:
+    if mode.prefetches_rows:
         names |= {"refresh": "read"} | ({"renewed": "served"} if served else {})
-    if mode is Mode.ASYNC:
+    if mode.has_dense_server:
         names |= {"pull": "pull"}
 
     # The laws at this batch; their fixed parts hold the interpreter.

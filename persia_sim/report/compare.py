@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from persia_sim.base.rules import counted, price
-from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.costs import Costs, Law
 from persia_sim.cluster.demand import Demand, demand
 from persia_sim.cluster.incidents import Target
@@ -165,7 +164,6 @@ def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Dem
         workload=scenario.workload,
         costs=scenario.costs,
         noise=scenario.noise,
-        mode=Mode.HYBRID,
         tau=0,
         discipline=Discipline.UNSHARED,
         infinite_cpus=True,

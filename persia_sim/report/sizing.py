@@ -14,7 +14,6 @@ from itertools import product
 from math import ceil, exp, inf
 
 from persia_sim.base.rules import require
-from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.cluster import Cluster, Role
 from persia_sim.cluster.machine import Host
@@ -188,7 +187,6 @@ def hybrid_on(asked: Asked, gpu: Host, worker: Host, server: Host) -> Choice | N
             cluster=cluster_on(gpu, gpus, *roles),
             workload=asked.workload,
             costs=CATALOGUE,
-            mode=Mode.HYBRID,
             tau=asked.tau,
             noise=Noise(gpu_cv=_GPU_CV),
             steps=_STEPS,
@@ -287,7 +285,6 @@ def sharded_on(asked: Asked, gpu: Host) -> Choice | None:
             cluster=cluster_on(gpu, hosts, idle, idle),
             workload=asked.workload,
             costs=CATALOGUE,
-            mode=Mode.HYBRID,
             tau=0,
             noise=Noise(gpu_cv=_GPU_CV),
             steps=_STEPS,

@@ -33,7 +33,7 @@ LATE = _in_modes(_late, _LATE_MODES)
 LATE_CONCURRENT = _in_modes(_late, f"{_LATE_MODES},", "concurrent")
 CONCURRENT = of_executor("concurrent")
 FETCHES_CONCURRENT = _in_modes(
-    lambda mode: mode is not Mode.SYNC, "every mode but sync,", "concurrent"
+    lambda mode: not mode.reads_fresh_rows, "every mode but sync,", "concurrent"
 )
 SHARED_CONCURRENT = _in_modes(_shared, "modes with a common step, under torchrun,", "concurrent")
 _SUMS = _in_modes(_shared, "modes with a common step, whose ranks' gradients add up")

@@ -17,7 +17,6 @@ import torch
 from torch.multiprocessing.spawn import start_processes
 
 from persia_sim.base.trace import TraceRecorder
-from persia_sim.base.vocabulary import Mode
 from runtime.config import SyncConfig, TrainConfig
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.batch_rows import FieldVectors
@@ -47,8 +46,7 @@ def server_calls(
 
     A batch calls twice, for its rows and with their gradients: a call is the mean of both.
     """
-    sync = SyncConfig(mode=Mode.SYNC)
-    here = replace(config, sync=sync, engine=replace(config.engine, executor="concurrent"))
+    here = replace(config, sync=SyncConfig(), engine=replace(config.engine, executor="concurrent"))
     there = replace(here, engine=replace(here.engine, servers=1))
     measured = []
     for settings in (here, there):

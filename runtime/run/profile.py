@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from persia_sim.base.vocabulary import Mode
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
@@ -197,7 +196,7 @@ def _in_a_run(config: TrainConfig, source: Source, batch: int) -> _Run:
     drawn = Drawn(source, steps * batch)
     config = replace(
         config,
-        sync=SyncConfig(mode=Mode.SYNC),
+        sync=SyncConfig(),
         engine=replace(config.engine, executor="concurrent", timeline=True),
         batch=batch,
         steps=steps,
