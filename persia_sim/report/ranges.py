@@ -58,7 +58,7 @@ NICS = "what messages with rows reach of their NICs"
 MEMORY = "memory of worker and server hosts"
 LATENCY = "latency of a message"
 MODEL = "errors of the model"
-HOSTS = "the rate for which its hosts are sized"
+HOSTS = "how many hosts are workers and servers"
 
 LAWS = {
     WORKERS: ("worker_forward", "worker_rpc", "worker_pool", "worker_scatter"),
@@ -152,8 +152,8 @@ class OnServers:
 
     scenario: Scenario
     hosts: Callable[[float], Cluster] | None = None
-    """The cluster for so many times the rate that its hosts are sized for; None: how many workers
-    and servers there are is known."""
+    """The cluster with other numbers of workers and servers, by a factor from half to twice
+    (`sizing.unknown_hosts`); None: they are known."""
     miss_rate: float = 0.0
     """Share of lookups whose row was evicted."""
     spreads: Mapping[str, float] = field(

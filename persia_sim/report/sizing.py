@@ -21,7 +21,7 @@ from persia_sim.cluster.memory import FORMATS
 from persia_sim.cluster.scenario import Noise, Scenario
 from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import simulate
-from persia_sim.presets.catalogue import gcp_100t
+from persia_sim.presets.catalogue import SIZED_FOR, SPLIT_ASSUMED, gcp_100t, rows_of
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import FITTED, band_ln, constants_ln, half_ln, strange
 from persia_sim.report.compare import COMPARED, fitting_gpus, job_of, on_gpus
@@ -234,6 +234,23 @@ def sized(scenario: Scenario, samples_per_s: float, rows: str) -> Scenario:
     servers = fewest(least, plenty, lambda n: rate(plenty, n) >= wanted) or plenty
     workers = fewest(1, plenty, lambda n: rate(n, servers) >= wanted) or plenty
     return with_hosts(scenario, workers, servers)
+
+
+def unknown_hosts(preset: str, scenario: Scenario) -> Callable[[float], Cluster] | None:
+    """The scenario's cluster with the numbers of worker and server hosts of a draw, where those of
+    the named preset are not known: as many as so many times the rate takes for which it was sized,
+    or so many times as many workers a server, of as many hosts. None where they are known."""
+    workers = scenario.cluster.embedding_workers.hosts
+    servers = scenario.cluster.servers.hosts
+    if preset in SIZED_FOR:
+        rate = SIZED_FOR[preset]
+        return lambda times: sized(scenario, times * rate, rows_of(scenario.workload.name)).cluster
+
+    def split(times: float) -> Cluster:
+        more = round((workers + servers) * times / (times + servers / workers))
+        return with_hosts(scenario, more, workers + servers - more).cluster
+
+    return split if preset in SPLIT_ASSUMED else None
 
 
 def cheapest(scenario: Scenario, rows: str) -> Scenario:

@@ -11,6 +11,7 @@ from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.engine.simulate import simulate
+from persia_sim.presets.catalogue import SIZED_FOR
 from persia_sim.presets.costs import FITS
 from persia_sim.presets.point import Point, scenario_of
 from persia_sim.report.measure import throughput
@@ -29,7 +30,14 @@ from persia_sim.report.ranges import (
     joint_draws,
     range_of,
 )
-from persia_sim.report.sizing import cheapest, sized, with_hosts
+from persia_sim.report.sizing import (
+    Asked,
+    cheapest,
+    hybrid_on,
+    sized,
+    unknown_hosts,
+    with_hosts,
+)
 
 
 def scenario(mode: Mode = Mode.HYBRID, cluster: str = "h100-host", **given: object) -> Scenario:
@@ -152,16 +160,38 @@ def test_inputs_stand_in_the_order_in_which_they_move_the_figure():
 
 def test_numbers_of_hosts_that_nobody_knows_are_those_of_half_and_twice_the_rate():
     hybrid = scenario()
-
-    def hosts(times: float):
-        return sized(hybrid, 5e5 * times, "f32-adagrad").cluster
-
-    sides = [OnServers(scenario=s, hosts=hosts) for s in (hybrid, scenario(Mode.SYNC))]
+    sides = [
+        OnServers(scenario=each, hosts=unknown_hosts("h100-host", hybrid))
+        for each in (hybrid, scenario(Mode.SYNC))
+    ]
     found = range_of(*sides, simulated=False)
     (end,) = [each for each in found.inputs if each.name == HOSTS]
-    for ratio, times in ((end.low, 0.5), (end.high, 2.0)):
-        rates = [answer(replace(s.scenario, cluster=hosts(times))).samples_per_s for s in sides]
+    for ratio, rate in ((end.low, 2.5e5), (end.high, 1e6)):
+        cluster = sized(hybrid, rate, "f32-adagrad").cluster
+        rates = [answer(replace(s.scenario, cluster=cluster)).samples_per_s for s in sides]
         assert ratio == pytest.approx(rates[0] / rates[1])
+
+
+def test_a_split_that_nobody_published_is_from_a_third_to_two_thirds():
+    hosts = unknown_hosts("v100-paper", scenario(cluster="v100-paper"))
+    counts = [(c.embedding_workers.hosts, c.servers.hosts) for c in map(hosts, (0.5, 1.0, 2.0))]
+    assert counts == [(33, 67), (50, 50), (67, 33)]
+    assert unknown_hosts("gcp-100t", scenario(cluster="v100-paper")) is None
+
+
+def test_the_host_of_h100_has_as_many_hosts_beside_it_as_size_takes():
+    cluster = scenario().cluster
+    hosts = [getattr(cluster, role).host for role in ("nn", "embedding_workers", "servers")]
+    asked = Asked(
+        workload=scenario().workload,
+        samples_per_s=SIZED_FOR["h100-host"],
+        tau=16,
+        rows="f32-adagrad",
+        software="torchrec",
+    )
+    found = hybrid_on(asked, *hosts).scenario.cluster
+    for role in ("nn", "embedding_workers", "servers"):
+        assert getattr(found, role).hosts == getattr(cluster, role).hosts, role
 
 
 def test_hosts_are_sized_for_a_rate_as_few_as_reach_it():
