@@ -35,8 +35,8 @@ from experiments.search import (
 from experiments.statistics import Interval
 from experiments.study_file import SearchTable
 from experiments.sweeping import Whole, minutes_left, run_points
-from experiments.tables import Column, toml_value
-from persia_sim.base.files import atomic_write
+from experiments.tables import Column
+from persia_sim.base.files import atomic_write, toml_value
 from runtime.config import TrainConfig
 from runtime.run.folder import plain
 

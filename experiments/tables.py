@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,20 +24,6 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         lines.append("  ".join([first, *others]).rstrip())
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
-
-
-def toml_value(value: object) -> str:
-    """A value as TOML writes it, tables in one line.
-
-    >>> toml_value({"test_fraction": 0.1, "by": ["user"]})
-    '{ test_fraction = 0.1, by = ["user"] }'
-    """
-    if isinstance(value, dict):
-        items = (f"{key} = {toml_value(item)}" for key, item in value.items())
-        return "{ " + ", ".join(items) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    return json.dumps(value)
 
 
 Column = str | Callable[[Any], str]

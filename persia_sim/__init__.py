@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from persia_sim.cluster.scenario import Scenario
     from persia_sim.cluster.workload import Workload
     from persia_sim.engine.simulate import simulate
+    from persia_sim.presets.point import Point, scenario_of
     from persia_sim.report.measure import throughput
     from persia_sim.report.ranges import OnServers, range_of
 
@@ -27,10 +28,12 @@ __all__ = [
     "Costs",
     "Mode",
     "OnServers",
+    "Point",
     "Scenario",
     "Workload",
     "presets",
     "range_of",
+    "scenario_of",
     "simulate",
     "throughput",
 ]
@@ -39,11 +42,13 @@ _HOMES = {
     "Cluster": "cluster.cluster",
     "Costs": "cluster.costs",
     "Mode": "base.vocabulary",
+    "Point": "presets.point",
     "OnServers": "report.ranges",
     "Scenario": "cluster.scenario",
     "Workload": "cluster.workload",
     "presets": "presets",
     "range_of": "report.ranges",
+    "scenario_of": "presets.point",
     "simulate": "engine.simulate",
     "throughput": "report.measure",
 }

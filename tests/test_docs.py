@@ -245,18 +245,21 @@ def test_every_make_target_that_a_text_names_is_there():
 
 # Examples and words.
 
-BLOCKS = [
-    pytest.param(block, id=f"{name}-{number}")
+PROGRAMS = {
+    name: blocks
     for name, text in TEXTS.items()
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", text, flags=re.S))
-]
+    if (blocks := re.findall(r"```python\n(.*?)```", text, flags=re.S))
+}
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_the_python_of_a_text_runs(block, monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_python_of_a_text_runs(name, monkeypatch, tmp_path, capsys):
+    """The blocks of a page are one program."""
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "example", "exec"), {"__name__": "example"})
-    assert bool(capsys.readouterr().out.strip()) == ("print(" in block)
+    names = {"__name__": "example"}
+    for block in PROGRAMS[name]:
+        exec(compile(block, "example", "exec"), names)
+        assert bool(capsys.readouterr().out.strip()) == ("print(" in block)
 
 
 TOML = re.findall(r"```toml\n(.*?)```", "".join(TEXTS.values()), flags=re.S)

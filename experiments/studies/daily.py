@@ -20,9 +20,9 @@ from experiments.option_values import options_in, typed_values
 from experiments.options import REFERENCE, Parallel, Seeds, Some, Tau
 from experiments.points import Line, Point, data_sha256, over_seeds
 from experiments.sweeping import Whole, minutes_left, run_points
-from experiments.tables import Column, leave, table, toml_value
+from experiments.tables import Column, leave, table
 from persia_sim.base.command_line import with_changes
-from persia_sim.base.files import atomic_write
+from persia_sim.base.files import atomic_write, toml_value
 from persia_sim.base.rules import Refused
 from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.whole import find_checkpoint

@@ -52,8 +52,8 @@ from experiments.options import OneOf, PairedSeeds, Parallel, Some, hold
 from experiments.points import Point, readable
 from experiments.search import Rates
 from experiments.sweeping import START_S, Whole, run_points
-from experiments.tables import Column, drawn, table, toml_value, write_csv
-from persia_sim.base.files import atomic_write
+from experiments.tables import Column, drawn, table, write_csv
+from persia_sim.base.files import atomic_write, toml_value
 from runtime.config import DataConfig
 from runtime.run.folder import environment, read_metrics, read_predictions, read_summary
 

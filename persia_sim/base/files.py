@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import date
 from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -252,6 +253,26 @@ def parsed(content: bytes, where: object, *, toml: bool = False) -> Any:
     except ValueError as error:
         kind = "TOML" if toml else "JSON"
         raise ValueError(f"{where} is not well-formed {kind}: {error}") from None
+
+
+def toml_value(value: object) -> str:
+    """A value as TOML writes it, tables in one line; a date without quotes.
+
+    >>> print(toml_value({"test_fraction": 0.1, "by": ["user"], "from": date(2026, 3, 9)}))
+    { test_fraction = 0.1, by = ["user"], from = 2026-03-09 }
+    """
+    if isinstance(value, Mapping):
+        items = (f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items())
+        return "{ " + ", ".join(items) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, date):
+        return value.isoformat()
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML refuses it bare
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ What was guessed is written as TOML, and what is uncertain as a comment, for a p
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from persia_sim.base.files import toml_value
 from persia_sim.base.rules import printable
 from runtime.data.errors import DataError, header_names
 from runtime.data.formats import (
@@ -109,15 +109,15 @@ def _lines_of_libsvm(path: Path) -> Iterator[str]:
     rows = 1000
     seen = libsvm_seen(path, rows)
     yield noted("", f"Guessed from the first {rows:,} rows of {path.name}: {_READ_IT}")
-    yield f"name = {toml_text(path.name.partition('.')[0])}"
+    yield f"name = {toml_value(path.name.partition('.')[0])}"
     yield _named(path)
     yield 'format = "libsvm"'
-    yield f"labels = [{toml_text(LABEL)}]"
+    yield f"labels = [{toml_value(LABEL)}]"
     if not seen.are_classes:
-        yield noted(f"regression = [{toml_text(LABEL)}]", "other numbers than 0 and 1")
+        yield noted(f"regression = [{toml_value(LABEL)}]", "other numbers than 0 and 1")
     by_group = ""
     if seen.has_query:
-        yield noted(f"group = {toml_text(QUERY)}", "GAUC ranks within it")
+        yield noted(f"group = {toml_value(QUERY)}", "GAUC ranks within it")
         by_group = ", by_group = true"
     chance = f"split = {{ test_fraction = 0.2, random_seed = 1{by_group} }}"
     yield noted(chance, "no dates: by chance")
@@ -127,26 +127,21 @@ def _lines_of_libsvm(path: Path) -> Iterator[str]:
     kind = 'kind = "numeric", fill = 0.0' if are_ids else 'kind = "bucket"'
     yield "columns = ["
     if are_ids:
-        yield f'    {{ name = {toml_text(FEATURES)}, kind = "multi" }},'
+        yield f'    {{ name = {toml_value(FEATURES)}, kind = "multi" }},'
     for index in seen.numbers[: MAX_FIELDS - 1]:
-        yield f"    {{ name = {toml_text(f'{index}{VALUE}')}, {kind} }},"
+        yield f"    {{ name = {toml_value(f'{index}{VALUE}')}, {kind} }},"
     yield "]"
 
 
 def _named(path: Path) -> str:
     """The line of the file: a schema looks for it from its own folder, wherever that will be."""
     here = "" if path.parent == Path() else f"; if the schema is written here: {path}"
-    return noted(f"file = {toml_text(path.name)}", f"beside this schema{here}")
+    return noted(f"file = {toml_value(path.name)}", f"beside this schema{here}")
 
 
 def noted(line: str, note: str) -> str:
     """A line of TOML with a comment, in which a name that holds a line end begins no line."""
     return f"{line}  # {printable(note)}".lstrip() if note else line
-
-
-def toml_text(value: str) -> str:
-    """The text as TOML writes it."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML refuses it bare
 
 
 def _lines(
@@ -191,22 +186,22 @@ def _lines(
         *(f"{c.name} is an outcome by its name, and may be a label of its own" for c in outcomes),
     ):
         yield noted("", f"Left out: {what}.")
-    yield f"name = {toml_text(file.path.name.partition('.')[0])}"
+    yield f"name = {toml_value(file.path.name.partition('.')[0])}"
     yield _named(file.path)
     if file.format is not None:
-        yield f"format = {toml_text(file.format)}"
+        yield f"format = {toml_value(file.format)}"
     elif file.delimiter != ",":
-        yield f"delimiter = {toml_text(file.delimiter)}"
+        yield f"delimiter = {toml_value(file.delimiter)}"
     if file.header is not None:
-        yield f"header = [{', '.join(map(toml_text, file.header))}]"
+        yield f"header = [{', '.join(map(toml_value, file.header))}]"
     if len(absent) > len(ABSENT):
-        yield noted(f"missing = [{', '.join(map(toml_text, absent))}]", "in every column")
+        yield noted(f"missing = [{', '.join(map(toml_value, absent))}]", "in every column")
     yield from joins
     yield _labels(learned, labels)
     for rating in ratings:
-        yield noted(f"regression = [{toml_text(rating.name)}]", "no column holds 0 and 1")
+        yield noted(f"regression = [{toml_value(rating.name)}]", "no column holds 0 and 1")
     if group is not None:
-        yield noted(f"group = {toml_text(group)}", "GAUC ranks within it")
+        yield noted(f"group = {toml_value(group)}", "GAUC ranks within it")
     yield _split(times, file)
     yield "columns = ["
     for column in features:
@@ -284,8 +279,8 @@ def _beside(path: Path) -> tuple[list[str], list[GuessedColumn]]:
         if key not in known:
             continue
         lines.append(
-            f"    {{ file = {toml_text(other.name)}, left = {toml_text(key)},"
-            f" right = {toml_text(key)} }},"
+            f"    {{ file = {toml_value(other.name)}, left = {toml_value(key)},"
+            f" right = {toml_value(key)} }},"
         )
 
         # What it adds; a column of users that rises is no time of the interactions.
@@ -395,7 +390,7 @@ def _labels(chosen: list[GuessedColumn], all_of_them: list[GuessedColumn]) -> st
         return noted('labels = ["?"]', "no column holds 0 and 1 in every row: which is learned?")
     others = ", ".join(c.name for c in all_of_them if c not in chosen)
     note = f"or {others}, which hold 0 and 1, too: as a label of its own, not as a column"
-    return noted(f"labels = [{toml_text(chosen[0].name)}]", note if others else "")
+    return noted(f"labels = [{toml_value(chosen[0].name)}]", note if others else "")
 
 
 def _split(times: list[GuessedColumn], file: TableFile) -> str:
@@ -414,9 +409,9 @@ def _split(times: list[GuessedColumn], file: TableFile) -> str:
     nearest = int(np.argmin(np.abs(share - 0.2)[::-1]))  # of two as near the later one
     chosen = len(share) - 1 - nearest
     key = str(keys[chosen + 1])
-    start = f"{key}{column.midnight}" if column.is_date else toml_text(key)  # TOML has no 08
+    start = f"{key}{column.midnight}" if column.is_date else toml_value(key)  # TOML has no 08
     return noted(
-        f"split = {{ column = {toml_text(column.name)}, test_from = {start} }}",
+        f"split = {{ column = {toml_value(column.name)}, test_from = {start} }}",
         f"in time order: the last {100 * share[chosen]:.0f} % tests",
     )
 
@@ -448,13 +443,13 @@ def _keys(file: TableFile, column: GuessedColumn) -> tuple[np.ndarray, np.ndarra
 def _column(column: GuessedColumn, absent: Sequence[str]) -> str:
     """A line of the columns, with what is uncertain behind it."""
     # The kind that the values suggest, and what a person should decide better.
-    name = toml_text(column.name)
+    name = toml_value(column.name)
     more = ""
     notes = [f"{100 * column.absent:.3g} % absent"] if column.absent else []
     if (separator := column.separator) is not None:
         in_order = _SEQUENCE.search(column.name)
         more = ', kind = "sequence"' if in_order else ', kind = "multi"'
-        more += f", separator = {toml_text(separator)}" if separator != "," else ""
+        more += f", separator = {toml_value(separator)}" if separator != "," else ""
         notes.append("the last 10 ids are kept" if in_order else "ids in order? then sequence")
         if column.values.str.startswith("[").mean() > 0.5:
             notes.append("brackets and quotes stay in the ids: write a|b in the file")
@@ -472,7 +467,7 @@ def _column(column: GuessedColumn, absent: Sequence[str]) -> str:
         notes.append(late)
     for word in column.values[column.values.isin(_WORDS_FOR_NONE)]:
         if word not in absent:
-            meant = ", ".join(map(toml_text, (*absent, word)))
+            meant = ", ".join(map(toml_value, (*absent, word)))
             notes.append(f"{word} is an id here; does it mean none? then missing = [{meant}]")
     return noted(f"{{ name = {name}{more} }}," if more else f"{name},", "; ".join(notes))
 
@@ -486,9 +481,9 @@ def _others(column: GuessedColumn) -> list[str]:
     if column.values.str.fullmatch(_WEIGHTED).mean() > 0.5:
         return ["id:weight? the weights become part of the ids"]
     if column.separator is None and (mark := column.mark) is not None:
-        return [f'a list? then kind = "multi", separator = {toml_text(mark)}']
+        return [f'a list? then kind = "multi", separator = {toml_value(mark)}']
     shares = {mark: column.values.str.contains(mark, regex=False).mean() for mark in "^#~"}
     mark = max(shares, key=shares.__getitem__)
     if column.separator is None and shares[mark] >= LIST_SHARE:
-        return [f'a list? then kind = "multi", separator = {toml_text(mark)}']
+        return [f'a list? then kind = "multi", separator = {toml_value(mark)}']
     return []

@@ -58,7 +58,7 @@ MANY_SHARDS = 64
 
 
 def run_into(
-    folder: Path,
+    folder: str | Path,
     config: TrainConfig,
     on_samples: Callable[[int], None] | None = None,
     on_warning: Callable[[str], None] = lambda text: None,
@@ -87,6 +87,7 @@ def run_into(
     written last, summary.json: a folder without it is an unfinished run.
     """
     # What is gone on from, and what will be written when the first batch is about to be trained.
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     start = None
     if resume:
