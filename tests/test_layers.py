@@ -32,9 +32,9 @@ ROOMS = {
         "train_command", "describe_command", "__main__",
     ],
     "experiments": [
-        "catalogue", "options", "statistics", "tables", "targets", "result_cache", "points", "gaps",
-        "sweeping", "option_values", "study_file", "search", "line_search", "published", "drilling",
-        "staleness", "lateness", "validating", "paper",
+        "catalogue", "options", "statistics", "tables", "targets", "result_cache", "points",
+        "deriving", "gaps", "sweeping", "option_values", "study_file", "search", "line_search",
+        "published", "drilling", "staleness", "lateness", "validating", "paper",
         "registry", "studies", "benching", "__main__",
     ],
     "runtime.engines": [

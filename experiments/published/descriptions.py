@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from persia_sim.base.rules import require
 from persia_sim.cluster.machine import Fabric, Gpu, Host
-from persia_sim.sharded.ranker import Ranker, RowUpdate, Table
+from persia_sim.cluster.tables import RowUpdate, Table
+from persia_sim.sharded.ranker import Ranker
 
 _TERA = 1e12
 _GIGA = 1e9

@@ -275,6 +275,29 @@ def _toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
+def toml_document(document: Mapping[str, Any]) -> str:
+    """A document as TOML; a list of tables stands as such, behind the values.
+
+    >>> print(toml_document({"name": "a", "tables": [{"rows": 3.0}], "mlp": [8, 1]}))
+    name = "a"
+    mlp = [8, 1]
+    <BLANKLINE>
+    [[tables]]
+    rows = 3.0
+    """
+    lists = {
+        key: value
+        for key, value in document.items()
+        if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping)
+    }
+    lines = [f"{key} = {toml_value(value)}" for key, value in document.items() if key not in lists]
+    for key, tables in lists.items():
+        for table in tables:
+            lines += ["", f"[[{key}]]"]
+            lines += [f"{name} = {toml_value(value)}" for name, value in table.items()]
+    return "\n".join(lines)
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:

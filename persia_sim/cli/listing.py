@@ -101,7 +101,7 @@ def listed_workloads(options: WorkloadOptions) -> str:
     for name, work in workloads().items():
         ids = f"{work.fields * work.ids_per_field:g}"
         rows = f"{work.rows:.3g}"
-        weights = f"{work.dense_params:,}"
+        weights = f"{work.weights:,}"
         batch = f"{work.batch_per_rank:,}"
         cells = [name, f"{work.fields}", ids, f"{work.dim}", rows, weights, batch]
         lines.append([*cells, work.source])

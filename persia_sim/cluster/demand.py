@@ -168,7 +168,7 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     worker_speed = cluster.embedding_workers.host.core_speed
     rank_speed = kind.host.core_speed
     ids = work.sent_ids
-    row = 4.0 * work.dim
+    row = 4.0 * work.sent_dim
     server_s, join_s = _served(costs.server_lookup, scenario, shares, miss_rate)
     update_s, update_join_s = _served(costs.server_update, scenario, shares)
     bus = costs.reach.bus(kind.host.chip)
@@ -269,7 +269,7 @@ def _served(
     create = scenario.costs.server_create
     speed = np.array(scenario.cluster.servers.of_processes(_core_speed))
     ids = work.sent_ids
-    row = 4.0 * work.dim
+    row = 4.0 * work.sent_dim
     created_s: np.ndarray | float = 0.0  # nothing is missing: not even the fixed part is paid
     if miss_rate:
         missing = ids * miss_rate * shares
@@ -286,7 +286,7 @@ def _forward(refresh: Fetch, share: float, scenario: Scenario) -> Forward:
     work = scenario.workload
     update = scenario.costs.server_update
     workers = scenario.cluster.embedding_workers
-    row = 4.0 * work.dim
+    row = 4.0 * work.sent_dim
     each_s = update.per_item_s + update.per_byte_s * row
     applied_s = each_s * work.sent_ids * share / workers.host.core_speed
     return Forward(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf, isinf
+from math import ceil, expm1, inf, isinf
 from typing import Annotated
 
+from persia_sim.base.popularity import (
+    batch_miss_rate,
+    characteristic_time,
+    expected_distinct,
+    lru_after,
+)
 from persia_sim.base.rules import Usual, require, require_within
 from persia_sim.base.schema import require_possible
 from persia_sim.cluster.cluster import MOST_PROCESSES, Cluster
-from persia_sim.cluster.popularity import batch_miss_rate, characteristic_time, lru_after
-from persia_sim.cluster.workload import Workload
+from persia_sim.cluster.tables import Table
+from persia_sim.cluster.workload import Workload, mean
+
+_MOST_LN_SAMPLES = 80.0
+_HALVINGS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +44,7 @@ class RowFormat:
         require_possible(self)
         require_within(self, state_values_per_value=(0, 1e6), overhead_bytes=(0, 1e6))
 
-    def row_bytes(self, dim: int) -> float:
+    def row_bytes(self, dim: float) -> float:
         """Memory of one row.
 
         >>> FORMATS["fp16-lean"].row_bytes(128)
@@ -126,33 +136,76 @@ def capacity(
 
     ``samples``: since the servers were empty; None is long ago (or rows were made beforehand).
     """
-    each = rows.row_bytes(workload.dim)
+    each = rows.row_bytes(workload.kept_dim)
     servers = cluster.servers.processes
     # Rows are spread evenly, so of several kinds of host the smallest is full first.
     limit = min(kind.ram_bytes_per_process for kind in cluster.servers.kinds)
-    room = servers * (limit // each)
-    per_field = workload.rows / workload.fields
-    held = min(workload.rows, room)
+    needed = workload.rows * each / servers
+    tables = workload.alike
+    held_of = [table.rows for table in tables]
+    held = workload.rows
+    if workload.rows > (room := servers * (limit // each)):
+        held_of, held = _held(
+            tables, [rows.row_bytes(t.dim) for t in tables], room, servers * limit
+        )
+
+    # Who misses, and what is there so far.
     miss = 0.0
     filled = held
     if samples is not None or held < workload.rows:
         require(samples is None or samples >= 0, "after_samples", samples, "must be >= 0")
-        draws = inf if samples is None else samples * workload.ids_per_field
-        table = held / workload.fields, per_field, workload.zipf
-        of_field, miss = lru_after(draws, *table)
-        if workload.wire.deduplicate:
-            miss = batch_miss_rate(draws, workload.batch_per_rank * workload.ids_per_field, *table)
-        filled = held if samples is None else of_field * workload.fields
-    needed = workload.rows * each / servers
+        parts = []
+        for table, own in zip(tables, held_of, strict=True):
+            draws = inf if samples is None else samples * table.ids
+            law = own, table.rows, table.zipf
+            there, missed = lru_after(draws, *law)
+            if workload.wire.deduplicate:
+                missed = batch_miss_rate(draws, workload.batch_per_rank * table.ids, *law)
+            parts.append((there, missed))
+        miss = mean([missed for _, missed in parts], [workload.sent_of(table) for table in tables])
+        if samples is not None:
+            filled = sum(there * t.count for (there, _), t in zip(parts, tables, strict=True))
     return Capacity(workload.rows, held, each, needed, limit, miss, filled, rows.name)
+
+
+def _held(
+    tables: Sequence[Table], row_bytes: Sequence[float], room_rows: float, room_bytes: float
+) -> tuple[list[float], float]:
+    """Rows of one table of each entry that stay, where not all have room; and of all together. A
+    store keeps what was asked for last, whatever its table."""
+    if len(tables) == 1:
+        return [room_rows / tables[0].count], room_rows
+    samples = _samples_until(room_bytes, tables, row_bytes)
+    held = [expected_distinct(samples * t.ids, t.rows, t.zipf) for t in tables]
+    return held, sum(own * t.count for own, t in zip(held, tables, strict=True))
+
+
+def _samples_until(most: float, tables: Sequence[Table], weights: Sequence[float]) -> float:
+    """Samples whose distinct rows, each with its table's weight, are expected to be so many."""
+    low = 0.0
+    high = _MOST_LN_SAMPLES
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        met = sum(
+            weight
+            * table.count
+            * expected_distinct(expm1(middle) * table.ids, table.rows, table.zipf)
+            for table, weight in zip(tables, weights, strict=True)
+        )
+        low, high = (middle, high) if met < most else (low, middle)
+    return expm1(high)
 
 
 def fill_s(workload: Workload, samples_per_s: float, rows: float) -> float:
     """Time in which training is expected to meet so many rows, from empty servers; inf for all."""
-    of_field = rows / workload.fields
-    per_field = workload.rows / workload.fields
-    draws = characteristic_time(of_field, per_field, workload.zipf)
-    return draws / workload.ids_per_field / samples_per_s
+    if rows >= workload.rows:
+        return inf
+    tables = workload.alike
+    if len(tables) > 1:
+        return _samples_until(rows, tables, [1.0] * len(tables)) / samples_per_s
+    (table,) = tables
+    draws = characteristic_time(rows / table.count, table.rows, table.zipf)
+    return draws / table.ids / samples_per_s
 
 
 def binary(size_bytes: float) -> str:

@@ -14,9 +14,10 @@ from persia_sim.base.files import read_document
 from persia_sim.cluster.cluster import Cluster, Link, Role
 from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.machine import Fabric, Gpu, Host
+from persia_sim.cluster.tables import RowUpdate, Table
 from persia_sim.cluster.workload import Workload
 from persia_sim.presets.costs import BATCHES, CATALOGUE, fitted
-from persia_sim.sharded.ranker import Ranker, RowUpdate, Table
+from persia_sim.sharded.ranker import Ranker
 
 _SHEET = "vendor's data sheet, without sparsity"
 _BUS = {3: 16e9, 4: 32e9, 5: 64e9}
@@ -364,10 +365,24 @@ def workloads() -> dict[str, Workload]:
 
 def rows_of(workload: str) -> str:
     """How servers keep the rows of a workload, by the names of both: the 100T run's without
-    optimiser state, all others' with Adagrad's. A file's are kept as its base's."""
+    optimiser state, all others' with Adagrad's. A file's are kept as its ``update`` says, or as its
+    base's."""
     if workload.endswith(".toml"):
-        workload = str(read_document(Path(workload)).get("base"))
+        document = read_document(Path(workload))
+        if (update := document.get("update")) in _KEPT:
+            return _KEPT[update]
+        workload = str(document.get("base"))
     return "fp16-lean" if workload.startswith("criteo-syn") else "f32-adagrad"
+
+
+_KEPT = {
+    "sgd": "f32-sgd",
+    "rowwise_adagrad": "f32-sgd",
+    "adagrad": "f32-adagrad",
+    "lazy_adam": "f32-adam",
+    "dense_adam": "f32-adam",
+}
+"""Optimiser of rows -> how servers keep them."""
 
 
 @cache
@@ -463,28 +478,19 @@ def rankers() -> dict[str, Ranker]:
     }
 
 
-def ranker_of(workload: Workload, update: RowUpdate = RowUpdate.ROWWISE_ADAGRAD) -> Ranker:
-    """A workload's data and network with its tables on GPUs: one table a field, all alike.
+def ranker_of(workload: Workload) -> Ranker:
+    """A workload's data and network with its tables on GPUs.
 
     Rows and dims are the workload's, so that modes of both kinds answer the same question.
     """
-    table = Table(
-        rows=workload.rows / workload.fields,
-        dim=workload.dim,
-        count=workload.fields,
-        ids_per_sample=(workload.ids_per_field,),
-        zipf=workload.zipf,
-    )
-
-    # One table a field, each with the workload's rows, ids and width.
     return Ranker(
         name=workload.name,
-        tables=(table,),
-        dense_macs=workload.dense_params,
-        dense_params=workload.dense_params,
+        tables=workload.alike,
+        dense_macs=workload.flops_per_sample / 6,
+        dense_params=workload.weights,
         dense_widths=workload.widths,
         dense_layers=len(workload.mlp),
         dense_features=workload.dense_features,
-        update=update,
+        update=workload.update or RowUpdate.ROWWISE_ADAGRAD,
         source=f"{workload.source}; seen as tables on GPUs",
     )

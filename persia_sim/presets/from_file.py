@@ -15,14 +15,14 @@ from math import isnan
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-from persia_sim.base.files import read_document
+from persia_sim.base.files import read_document, toml_document
 from persia_sim.base.rules import Quantity
 from persia_sim.base.schema import field_types, fit, nearest, notes_of, shown
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.machine import Gpu, Host
 from persia_sim.cluster.memory import FORMATS, RowFormat
-from persia_sim.cluster.workload import Workload
+from persia_sim.cluster.workload import BY_TABLES, Workload
 from persia_sim.presets.catalogue import CLUSTERS, GPUS, MACHINES, costs_of, rankers, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import SOFTWARE
@@ -216,14 +216,62 @@ def find_rows(name: str) -> RowFormat:
 
 def read_workload(path: Path) -> Workload:
     """A workload."""
-    return _read(Workload, path, "workload", workloads())
+    return _read(Workload, path, "workload", workloads(), _without_the_bases_tables)
+
+
+def workload_of(document: dict[str, Any]) -> Workload:
+    """A workload from what its file would say. Raises ValueError naming what is wrong."""
+    return record_of(Workload, document, "")
+
+
+def workload_text(workload: Workload) -> str:
+    """What a workload's file says, as TOML: every value that is no default.
+
+    >>> print(workload_text(Workload(name="a", fields=2, dim=8, rows=1e3, mlp=(4, 1),
+    ...     batch_per_rank=64, source="me")))
+    name = "a"
+    fields = 2
+    dim = 8
+    rows = 1000.0
+    mlp = [4, 1]
+    batch_per_rank = 64
+    source = "me"
+    """
+    return toml_document(_said(workload))
+
+
+def _said(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not at their defaults; of a workload not those that its
+    tables say."""
+    said: dict[str, Any] = {}
+    by_tables = BY_TABLES if getattr(record, "tables", ()) else {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if value == field.default or field.name in by_tables:
+            continue
+        if dataclasses.is_dataclass(value):
+            value = _said(value)
+        elif isinstance(value, tuple):
+            value = [_said(v) if dataclasses.is_dataclass(v) else v for v in value]
+        said[field.name] = value
+    return said
+
+
+def _without_the_bases_tables(document: dict[str, Any], make: Callable[[], Workload]) -> Workload:
+    """A workload whose tables say what its base says without tables."""
+    if "tables" in document:
+        for name, unsaid in BY_TABLES.items():
+            document.setdefault(name, unsaid)
+    return make()
 
 
 def read_model(path: Path) -> Ranker | Workload:
     """A model whose tables are on GPUs, each with rows, dim, ids, skew and storage of its own; or a
-    workload, which `ranker_of` sees that way."""
+    workload (its file says ``batch_per_rank``), which `ranker_of` sees that way."""
     document = document_of(path, "model")
-    if "tables" in document or str(document.get("base")) in rankers():
+    if ("tables" in document and "batch_per_rank" not in document) or str(
+        document.get("base")
+    ) in rankers():
         return _read(Ranker, path, "model", rankers(), _made_of_layers)
     return read_workload(path)
 

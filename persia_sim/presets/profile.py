@@ -140,9 +140,10 @@ class Profile:
 
         Raises ValueError when rows are of another width, or a rate is above the GPU's peak.
         """
-        again = f"measure again with: persia-runtime profile --dim {workload.dim}"
-        rule = f"rows of {workload.name} have dim {workload.dim}"
-        require(self.dim in (None, workload.dim), "dim of the profile", self.dim, rule, again)
+        again = f"measure again with: persia-runtime profile --dim {workload.kept_dim:.0f}"
+        dims = sorted({table.dim for table in workload.alike})
+        rule = f"rows of {workload.name} have dim {', '.join(f'{dim:g}' for dim in dims)}"
+        require(self.dim is None or dims == [self.dim], "dim of the profile", self.dim, rule, again)
         notes = [f"measured: {self.source}"]
         if self.hidden is not None and self.hidden != tuple(w for w in workload.mlp if w > 1):
             notes.append(f"at an MLP of {'-'.join(map(str, self.hidden))}, another one than here")

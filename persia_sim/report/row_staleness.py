@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from persia_sim.base.popularity import zipf_bins
 from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.base.trace import Trace
 from persia_sim.cluster.incidents import Purpose, stream
-from persia_sim.cluster.popularity import zipf_bins
 from persia_sim.cluster.stamps import Mark
 from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import Run
@@ -44,9 +44,13 @@ def row_staleness(missed_pushes: np.ndarray, workload: Workload) -> RowStaleness
         return RowStaleness(0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 
     # Bins of rows alike in popularity: how likely a batch has each.
-    probability, number = zipf_bins(workload.rows / workload.fields, workload.zipf)
-    draws = workload.batch_per_rank * workload.ids_per_field
-    met = of_batch(probability, draws)
+    each_met, each_number = [], []
+    for table in workload.alike:
+        probability, number = zipf_bins(table.rows, table.zipf)
+        each_met.append(of_batch(probability, workload.batch_per_rank * table.ids))
+        each_number.append(number * (table.count / workload.alike[0].count))
+    met = np.concatenate(each_met)
+    number = np.concatenate(each_number)
     weight = met * number / (met * number).sum()
     mean_missed = float(missed_pushes.mean())
 

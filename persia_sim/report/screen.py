@@ -104,16 +104,17 @@ def _simulated(run: Run) -> Facts:
     # The machines, the model, the run.
     gpus = " + ".join(f"{count} x {gpu.name}" for count, gpu in cluster.gpus)
     servers = counted(cluster.servers.processes, "server")
+    dims = ", ".join(f"{dim:g}" for dim in sorted({table.dim for table in work.alike}))
     return [
         ("cluster", cluster.name),
         ("GPUs", gpus),
         ("embedding workers", f"{cluster.embedding_workers.processes:,}"),
         ("embedding servers", f"{servers} on {counted(cluster.servers.all_hosts, 'host')}"),
         ("workload", work.name),
-        ("embedding tables", f"{_number(work.rows)} rows of {work.dim} numbers"),
+        ("embedding tables", f"{_number(work.rows)} rows of {dims} numbers"),
         (
             "parameters",
-            f"{_number(work.rows * work.dim)} in rows, {_number(work.dense_params)} dense",
+            f"{_number(work.rows * work.kept_dim)} in rows, {_number(work.weights)} dense",
         ),
         ("batch", f"{scenario.batch:,} samples, {work.batch_per_rank:,} on each rank"),
         ("mode", f"{scenario.mode}{knobs}"),

@@ -155,7 +155,7 @@ def server_hosts_for_rows(asked: Asked, host: Host) -> int:
 
 def hosts_for_rows(workload: Workload, servers: Role, rows: str) -> int:
     """The fewest hosts of a role that hold all rows, kept as a name of `FORMATS` says."""
-    row_bytes = FORMATS[rows].row_bytes(workload.dim)
+    row_bytes = FORMATS[rows].row_bytes(workload.kept_dim)
     of_host = servers.processes_per_host * (servers.ram_bytes_per_process // row_bytes)
     return ceil(workload.rows / of_host) if of_host else MOST_HOSTS + 1
 

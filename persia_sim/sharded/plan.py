@@ -17,10 +17,11 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from persia_sim.base.popularity import hottest, zipf_bins
 from persia_sim.base.rules import AMOUNT, Usual, require, require_within
 from persia_sim.base.schema import hold_choices, require_possible
-from persia_sim.cluster.popularity import hottest, zipf_bins
-from persia_sim.sharded.ranker import Ranker, Storage, Table
+from persia_sim.cluster.tables import Storage, Table
+from persia_sim.sharded.ranker import Ranker
 
 _SENT = 12.0
 """What sending a number costs, in numbers read: links are slower than memory, rows are read and

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from persia_sim.base.popularity import lru_miss_rate
 from persia_sim.base.rules import require
 from persia_sim.base.schema import hold_choices
 from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.cluster.costs import CASTS
 from persia_sim.cluster.machine import Precision, Reach, System
-from persia_sim.cluster.popularity import lru_miss_rate
+from persia_sim.cluster.tables import RowUpdate, Storage
 from persia_sim.sharded.plan import (
     HostTime,
     Keys,
@@ -26,7 +27,7 @@ from persia_sim.sharded.plan import (
     Strategy,
     make_plan,
 )
-from persia_sim.sharded.ranker import Ranker, RowUpdate, Storage
+from persia_sim.sharded.ranker import Ranker
 
 _USUAL_HBM = 900e9
 _MEMORY = 0.5

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from persia_sim.base.popularity import expected_distinct
 from persia_sim.base.staleness import PushStaleness
 from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import constant_lag
 from persia_sim.cluster.incidents import Purpose, Recovery, stream
-from persia_sim.cluster.popularity import expected_distinct
 from persia_sim.cluster.workload import Workload
 
 

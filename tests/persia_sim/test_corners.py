@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persia_sim.base.popularity import busiest_extra, mix64
 from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.trace import Kind
 from persia_sim.base.vocabulary import Mode
@@ -18,7 +19,6 @@ from persia_sim.cli import Options, scenario_of
 from persia_sim.cluster.costs import Law
 from persia_sim.cluster.demand import demand
 from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
-from persia_sim.cluster.popularity import busiest_extra, mix64
 from persia_sim.cluster.scenario import (
     Averaging,
     DenseHome,
@@ -361,7 +361,7 @@ def test_the_last_server_of_a_fan_out_is_as_late_as_in_drawn_batches(
     counts = met @ np.eye(servers)[home]
     extra = counts.max(1) - np.bincount(home, mean, servers).max()
     error = 5 * extra.std() / batches**0.5
-    found = busiest_extra(servers, fields, draws, 1000.0, zipf, distinct)
+    found = busiest_extra(servers, ((fields, draws, 1000.0, zipf),), distinct)
     assert extra.mean() == pytest.approx(found, abs=error + (0.002 + model_error) * found)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from persia_sim.base.popularity import expected_distinct, mix64, zipf_bins
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.allreduce import SITE_LATENCY_S, Algorithm, DenseSync
 from persia_sim.cluster.costs import Law
 from persia_sim.cluster.demand import demand, loader_start_s
-from persia_sim.cluster.popularity import expected_distinct, mix64, zipf_bins
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.cluster.workload import Wire, Workload
 from persia_sim.presets.catalogue import CLUSTERS, workloads
@@ -59,7 +59,7 @@ def test_parameters_and_operations_of_the_dense_network():
     work = hand_workload()
     assert work.input_width == 3 * 8 + 5
     assert work.layer_params == ((29 + 1) * 7, (7 + 1) * 2)
-    assert (work.dense_params, work.dense_bytes, work.flops_per_sample) == (226, 904, 1356)
+    assert (work.weights, work.dense_bytes, work.flops_per_sample) == (226, 904, 1356)
 
 
 def scenario_with_every_law(mode: Mode = Mode.SYNC, **changes: Any) -> Scenario:

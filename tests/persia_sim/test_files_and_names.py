@@ -23,6 +23,7 @@ from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.incidents import SlowDown
 from persia_sim.cluster.machine import Gpu, Host, Precision
+from persia_sim.cluster.tables import Storage, Table
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import (
     CLUSTERS,
@@ -47,7 +48,7 @@ from persia_sim.presets.point import Point, scenario_of
 from persia_sim.presets.software import SOFTWARE
 from persia_sim.report.compare import job_of as compared_job
 from persia_sim.sharded.plan import HostTime
-from persia_sim.sharded.ranker import Ranker, Storage, Table
+from persia_sim.sharded.ranker import Ranker
 from persia_sim.sharded.stages import device_step_s, stages, step_s
 
 
@@ -249,7 +250,7 @@ def test_a_workload_of_the_simulator_keeps_its_sizes_as_tables_on_gpus():
         assert ranker.ids * workload.batch_per_rank == pytest.approx(workload.ids_per_batch)
         rows = sum(t.count * t.rows for t in ranker.tables)
         assert rows == pytest.approx(workload.rows)
-        assert ranker.dense_params == workload.dense_params
+        assert ranker.dense_params == workload.weights
 
 
 def test_the_sharded_screen_gives_rate_band_memory_and_price(monkeypatch, capsys):

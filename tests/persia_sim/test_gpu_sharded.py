@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persia_sim.base.popularity import lru_miss_rate
 from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.cluster.machine import Fabric, Gpu, Host, Precision, Reach, System
-from persia_sim.cluster.popularity import lru_miss_rate
+from persia_sim.cluster.tables import RowUpdate, Storage, Table
 from persia_sim.presets.software import (
     REACH,
     SOFTWARE,
@@ -26,7 +27,7 @@ from persia_sim.sharded.plan import (
     hot_share,
     make_plan,
 )
-from persia_sim.sharded.ranker import Ranker, RowUpdate, Storage, Table
+from persia_sim.sharded.ranker import Ranker
 from persia_sim.sharded.stages import Job, Stages, schedule, stages, step_s
 
 GPU = Gpu(

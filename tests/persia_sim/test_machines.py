@@ -20,6 +20,7 @@ from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.cluster.demand import demand
 from persia_sim.cluster.machine import Fabric, Precision, System
 from persia_sim.cluster.scenario import Scenario
+from persia_sim.cluster.tables import RowUpdate, Table
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import MACHINES, ranker_of, workloads
 from persia_sim.presets.costs import CATALOGUE
@@ -36,7 +37,6 @@ from persia_sim.report.compare import (
 from persia_sim.report.measure import throughput
 from persia_sim.report.report import report
 from persia_sim.sharded.plan import HostTime
-from persia_sim.sharded.ranker import RowUpdate, Table
 from persia_sim.sharded.stages import Job, chain_s, device_step_s, fits, launched_s, stages, step_s
 from tests.persia_sim.hand_world import facts_of
 

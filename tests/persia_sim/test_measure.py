@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from scipy import stats
 
+from persia_sim.base.popularity import zipf_bins
 from persia_sim.base.trace import Event, Kind, Trace
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, scenario_of
 from persia_sim.cluster.incidents import Purpose, SlowDown, Target, lognormal_factors, stream
-from persia_sim.cluster.popularity import zipf_bins
 from persia_sim.cluster.scenario import DenseHome, Noise
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate

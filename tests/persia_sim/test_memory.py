@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options, run
-from persia_sim.cluster.memory import FORMATS, Capacity, RowFormat, capacity, fill_s
-from persia_sim.cluster.popularity import (
+from persia_sim.base.popularity import (
     batch_miss_rate,
     characteristic_time,
     expected_distinct,
@@ -22,6 +19,9 @@ from persia_sim.cluster.popularity import (
     lru_miss_rate,
     zipf_bins,
 )
+from persia_sim.base.vocabulary import Mode
+from persia_sim.cli import Options, run
+from persia_sim.cluster.memory import FORMATS, Capacity, RowFormat, capacity, fill_s
 from persia_sim.cluster.workload import Wire
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import gcp_100t, workloads

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
 from persia_sim.cluster.machine import Precision, System
+from persia_sim.cluster.tables import RowUpdate, Table
 from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.software import (
     BAND,
@@ -26,7 +27,6 @@ from persia_sim.presets.software import (
 )
 from persia_sim.report.compare import fitting_gpus
 from persia_sim.sharded.plan import Strategy, make_plan
-from persia_sim.sharded.ranker import RowUpdate, Table
 from persia_sim.sharded.stages import Job, fits
 from tests.persia_sim.test_gpu_sharded import FOUR, HOST, RANKERS, job
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.cluster.machine import Fabric, System
+from persia_sim.cluster.tables import Table
 from persia_sim.sharded.plan import Keys, Strategy, make_plan
-from persia_sim.sharded.ranker import Table
 from persia_sim.sharded.stages import stages
 from tests.persia_sim.test_gpu_sharded import BARE, FOUR, HOST, RANKERS, job
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from persia_sim.cluster.popularity import (
+from persia_sim.base.popularity import (
     batch_miss_rate,
     characteristic_time,
     lru_after,

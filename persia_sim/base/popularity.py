@@ -1,4 +1,5 @@
-"""How often ids come: Zipf's law in bins, distinct ids of a batch, servers' shares."""
+"""How often ids come: Zipf's law in bins, distinct ids of a batch, servers' shares; and the law
+that a log's own ids follow."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from math import expm1, inf, log, pi
 import numpy as np
 
 _COUNTS = 128  # points of a distribution of counts; with 1,024 extras are 0.1 % smaller
-_HASHED_ROWS = 2048  # most frequent values of a field whose server is found one by one
+_HASHED_ROWS = 2048  # most frequent values of a table whose server is found one by one
+
+Drawn = tuple[int, float, float, float]
+"""Tables that are alike: how many, draws of a batch and values of each, exponent."""
 
 
 @lru_cache(maxsize=4096)
@@ -59,16 +63,14 @@ def expected_distinct(draws: float, values: float, exponent: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def server_shares(
-    servers: int, fields: int, draws: float, values: float, exponent: float, distinct: bool
-) -> np.ndarray:
-    """Expected share of each server in ids drawn ``draws`` times a field: float64 [servers], sum 1.
+def server_shares(servers: int, drawn: tuple[Drawn, ...], distinct: bool) -> np.ndarray:
+    """Expected share of each server in the ids that are drawn: float64 [servers], sum 1.
 
     Ids go to servers by a hash. The frequent ones are placed one by one, so a server that drew
     many of them carries more; the rest spread evenly. ``distinct``: an id counts once, not once a
     draw.
     """
-    each, rest = _traffic(fields, draws, values, exponent, distinct)
+    each, rest = _traffic(drawn, distinct)
     load = _load(servers, each, rest)
     shares: np.ndarray = load / load.sum()
     shares.setflags(write=False)
@@ -76,9 +78,7 @@ def server_shares(
 
 
 @lru_cache(maxsize=1024)
-def busiest_extra(
-    servers: int, fields: int, draws: float, values: float, exponent: float, distinct: bool
-) -> float:
+def busiest_extra(servers: int, drawn: tuple[Drawn, ...], distinct: bool) -> float:
     """Ids by which the busiest server of a batch exceeds the largest expected number, in the mean.
 
     A fan-out is done when its last server is, and whose that is changes from batch to batch. Counts
@@ -90,7 +90,7 @@ def busiest_extra(
         return 0.0
 
     # Mean and certain part of each server's count.
-    each, rest = _traffic(fields, draws, values, exponent, distinct)
+    each, rest = _traffic(drawn, distinct)
     expected = _load(servers, each, rest)
     certain = np.rint(_load(servers, each**2, 0.0)) if distinct else np.zeros(servers)
     random = np.maximum(expected - certain, 1e-9)
@@ -118,18 +118,19 @@ def _poisson(count: np.ndarray, mean: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp((n - 1.0) * np.log(mean) - mean - log_factorial) * (count >= 0))
 
 
-def _traffic(
-    fields: int, draws: float, values: float, exponent: float, distinct: bool
-) -> tuple[np.ndarray, float]:
-    """Expected ids of a batch: of each frequent value of all fields, and of the others together."""
-    probability, number = zipf_bins(values, exponent)
-    hot = min(_HASHED_ROWS, 1024, len(probability))
-
-    def traffic(p: np.ndarray) -> np.ndarray:
-        return -np.expm1(draws * np.log1p(-np.minimum(p, 1 - 1e-12))) if distinct else draws * p
-
-    rest = float((traffic(probability[hot:]) * number[hot:]).sum()) * fields
-    return np.tile(traffic(probability[:hot]), fields), rest
+def _traffic(drawn: tuple[Drawn, ...], distinct: bool) -> tuple[np.ndarray, float]:
+    """Expected ids of a batch: of each frequent value of all tables, and of the others together."""
+    frequent = []
+    rest = 0.0
+    for tables, draws, values, exponent in drawn:
+        probability, number = zipf_bins(values, exponent)
+        hot = min(_HASHED_ROWS, 1024, len(probability))
+        met = draws * probability
+        if distinct:
+            met = -np.expm1(draws * np.log1p(-np.minimum(probability, 1 - 1e-12)))
+        rest += float((met[hot:] * number[hot:]).sum()) * tables
+        frequent.append(np.tile(met[:hot], tables))
+    return np.concatenate(frequent), rest
 
 
 def _load(servers: int, each: np.ndarray, rest: float) -> np.ndarray:
@@ -236,3 +237,78 @@ def characteristic_time(capacity_rows: float, rows: float, exponent: float) -> f
         held = float((-np.expm1(-probability * expm1(middle)) * number).sum())
         low, high = (middle, high) if held < capacity_rows else (low, middle)
     return expm1(high)
+
+
+_STEEPEST = 20.0
+_HALVINGS = 32
+_EXPONENTS = np.linspace(0.0, 2.0, 11)
+_BURSTS = 2.0 ** np.arange(0, 11)
+_MOST_ROWS = 1e15
+_LUCK = 1.0
+"""Misfit that the luck of a log explains."""
+
+
+def exponent(distinct: float, draws: float, rows: float) -> float:
+    """Zipf's exponent with which so many draws are expected to have so many distinct ids.
+
+    >>> round(exponent(expected_distinct(100.0, 1000, 1.05), 100.0, 1000), 3)
+    1.05
+    """
+    low = 0.0
+    high = _STEEPEST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        few = expected_distinct(draws, rows, middle) < distinct
+        low, high = (low, middle) if few else (middle, high)
+    return (low + high) / 2
+
+
+def grown(draws: np.ndarray, met: np.ndarray, scale: float) -> float:
+    """Distinct ids of ``scale`` times as many draws as the first, from those of shorter logs.
+
+    The law is that of Zipf draws of which each comes ``burst`` times in a row, which fits users
+    who come, stay and leave as well as items that are always there; exponent, rows and burst are
+    those nearest to the growth of the log.
+
+    >>> draws = 1e5 * 0.5 ** np.arange(8)
+    >>> met = np.array([expected_distinct(float(n), 5000.0, 1.1) for n in draws])
+    >>> round(grown(draws, met, 100.0) / expected_distinct(1e7, 5000.0, 1.1), 2)
+    1.0
+    """
+    best = (inf, 0.0, 0.0, 1.0)
+    longest = draws[0] / met[0]  # of longer bursts there would be fewer than ids
+    for burst in _BURSTS[longest >= _BURSTS]:
+        last = best
+        best = min(best, (*_nearest(draws / burst, met), float(burst)))
+        if best[0] < _LUCK or best is last:  # longer bursts fit no better
+            break
+    if best[0] > _LUCK:
+        between = np.clip(best[3] * 2.0 ** np.linspace(-1, 1, 9), 1.0, longest)
+        best = min(best, *((*_nearest(draws / each, met), float(each)) for each in between))
+    _, rows, zipf, burst = best
+    return max(float(met[0]), expected_distinct(float(draws[0] / burst * scale), rows, zipf))
+
+
+def _nearest(draws: np.ndarray, met: np.ndarray) -> tuple[float, float, float]:
+    """The misfit of the nearest law, its rows and its exponent."""
+    best = (inf, 0.0, 0.0)
+    exponents = _EXPONENTS
+    for _ in range(3):  # coarse, then around the best
+        best = min(best, min((*_misfit(draws, met, float(s)), float(s)) for s in exponents))
+        step = exponents[1] - exponents[0]
+        exponents = np.clip(best[2] + step * np.linspace(-1, 1, 9), 0.0, _STEEPEST)
+    return best
+
+
+def _misfit(draws: np.ndarray, met: np.ndarray, zipf: float) -> tuple[float, float]:
+    """How far a law that meets as many ids in the whole log is from those of its parts, and its
+    rows."""
+    low = np.log(met[0])
+    high = np.log(_MOST_ROWS)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        few = expected_distinct(float(draws[0]), float(np.exp(middle)), zipf) < met[0]
+        low, high = (middle, high) if few else (low, middle)
+    rows = float(np.exp(low))  # not above the last id of a table that was met whole
+    law = np.array([expected_distinct(float(n), rows, zipf) for n in draws])
+    return float((np.log(law / met) ** 2 * met).sum()), rows
