@@ -20,6 +20,7 @@ from experiments.points import Point, expected_samples
 from experiments.result_cache import say_older, settle_in, sole_writer, surroundings
 from persia_sim.base.files import read_document
 from persia_sim.base.rules import counted
+from runtime.config import TrainConfig
 from runtime.process import fork_server
 from runtime.run.folder import plain
 
@@ -58,30 +59,47 @@ of a sweep, whose training took 2 s, took 20 s on two cores, 2026-11-26)."""
 def minutes_left(points: Sequence[Point], root: Path, jobs: int) -> str:
     """In words, how long the points that are not done will train, as fast as a few steps of the
     first one are now; evaluations come on top."""
-    from runtime.run.record import run_into  # late: torch
-
-    # Run a few steps of the first point that is not done, with hardly any evaluation.
     left = [point for point in points if not point.is_done(root)]
     if not left:
         return "nothing is left to run"
-    first = left[0].config
-    steps = min(MEASURED_STEPS, first.steps or MEASURED_STEPS)
-    evaluation = replace(first.evaluation, evaluate_every_steps=None, stop_after=None, test_rows=64)
-    with tempfile.TemporaryDirectory() as folder:
-        summary = plain(run_into(Path(folder), replace(first, steps=steps, evaluation=evaluation)))
+    speed = measured_speed(left[0].config)
 
     # A run ends with its data, so a point has no more samples than its passes over them.
-    rate = summary["samples_per_s"] or math.inf
-    rows = summary["data"]["train_rows"] or math.inf
+    rows = speed.train_rows or math.inf
     samples = sum(min(expected_samples(p.config), rows * p.config.data.epochs) for p in left)
 
     # All points at that rate, so many at a time.
-    expected_s = (samples / rate + START_S * len(left)) / jobs
+    expected_s = (samples / speed.samples_per_s + START_S * len(left)) / jobs
     duration = f"{expected_s / 60:,.2g} minutes" if expected_s >= 60 else f"{expected_s:.0f} s"
     return (
-        f"about {duration} of training, as {steps} steps of the first point did, and of starting"
-        f" {counted(len(left), 'process')}"
+        f"about {duration} of training, as {speed.steps} steps of the first point did, and of"
+        f" starting {counted(len(left), 'process')}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a few steps of a run showed."""
+
+    samples_per_s: float
+    steps: int
+    train_rows: int | None
+    """Samples of the training part, where they are counted."""
+
+
+def measured_speed(config: TrainConfig) -> Speed:
+    """How fast a run trains here and now: a few steps of it, with hardly any evaluation."""
+    from runtime.run.record import run_into  # late: torch
+
+    steps = min(MEASURED_STEPS, config.steps or MEASURED_STEPS)
+    evaluation = replace(
+        config.evaluation, evaluate_every_steps=None, stop_after=None, test_rows=64
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        short = replace(config, steps=steps, evaluation=evaluation)
+        summary = plain(run_into(Path(folder), short))
+    rate = summary["samples_per_s"] or math.inf
+    return Speed(rate, steps, summary["data"]["train_rows"])
 
 
 def trained(

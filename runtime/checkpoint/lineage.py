@@ -383,14 +383,21 @@ class RunLineage:
         """Up to so many samples of its own stream; ``in_part``: its sketch has a share of them."""
         if self.source is None:
             return Lineage()
+        data = self.config.data
         origin = replace(
             origin_of(self.source),
             run=self.run,
             samples=samples,
-            shuffle=self.config.data.shuffle,
-            shuffle_buffer=self.config.data.shuffle_buffer or 0,
+            shuffle=data.shuffle,
+            shuffle_buffer=data.shuffle_buffer or 0,
             seed=self.config.seed,
         )
+
+        # What is left out before a window counts as read: the window's order is not kept here.
+        if data.skip_rows and samples:
+            is_shuffled = data.shuffle or data.shuffle_buffer is not None
+            read = origin.train_rows if is_shuffled else samples + data.skip_rows
+            origin = replace(origin, samples=read, shuffle=False, shuffle_buffer=0)
         known = self.before.lineage
         origins = _newest([origin, *known.origins])
         return replace(known, origins=origins, in_part=in_part or known.in_part)

@@ -51,6 +51,9 @@ class DataConfig(Checked):
     them."""
     rows: Annotated[int | None, Within(1, MOST)] = None
     """Read only the first rows of the training part (its validation samples among them)."""
+    skip_rows: Annotated[int, Within(0, MOST)] = 0
+    """Train behind so many first samples of what is read: with all but the last it is a window, the
+    newest of a log. They count as having trained, wherever that is asked."""
     validation_fraction: Annotated[float | None, Within(0, 1, without="most")] = None
     """Share of the training samples, the last of them, that validate instead of training, 0 to
     below 1; None: as the data set's schema says. The synthetic stream has them anyway."""

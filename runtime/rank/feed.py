@@ -137,6 +137,7 @@ def training_stream(
     for pass_ in range(config.data.epochs):
         begin_pass(pass_)
         chunks = _limited(source.chunks("train"), config.data.rows)
+        chunks = _behind(chunks, config.data.skip_rows, passed)
         if config.data.shuffle:
             chunks = shuffled(chunks, config.seed, pass_)
         elif config.data.shuffle_buffer is not None:
@@ -193,6 +194,21 @@ def _limited(chunks: Iterator[Batch], rows: int | None) -> Iterator[Batch]:
         left -= chunk.size
         if left <= 0:
             return
+
+
+def _behind(
+    chunks: Iterator[Batch], rows: int, passed: Callable[[Batch], None] | None
+) -> Iterator[Batch]:
+    """The chunks without so many first samples; ``passed`` is told of these, for nobody will ask
+    for them."""
+    left = rows
+    for chunk in chunks:
+        skipped = min(left, chunk.size)
+        left -= skipped
+        if skipped and passed is not None:
+            passed(chunk.rows(0, skipped))
+        if skipped < chunk.size:
+            yield chunk.rows(skipped, chunk.size) if skipped else chunk
 
 
 class Work(NamedTuple):

@@ -265,7 +265,8 @@ def total_samples(config: TrainConfig, source: Source) -> int | None:
     """Samples that a run will train; None where nobody knows how many the data has."""
     rows = source.provenance().train_rows
     limits = [] if config.steps is None else [config.steps * config.batch]
-    limits += [] if rows is None else [rows * config.data.epochs]
+    if rows is not None:
+        limits += [max(0, rows - config.data.skip_rows) * config.data.epochs]
     return min(limits, default=None)
 
 

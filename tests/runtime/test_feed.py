@@ -51,6 +51,13 @@ def in_order(seen) -> list[int]:
     return [n for key in sorted(seen, key=lambda k: (k[1], k[0])) for n in seen[key][0]]
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_behind_skipped_rows_only_the_last_samples_train_in_their_order(trained, ranks):
+    seen, outcome = trained(mode=Mode.SYNC, ranks=ranks, data=DataConfig(rows=90, skip_rows=37))
+    assert in_order(seen) == list(range(37, 90))
+    assert outcome.figures.samples == 90 - 37
+
+
 EXECUTORS = pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 
 

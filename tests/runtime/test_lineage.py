@@ -330,6 +330,18 @@ def test_of_an_interrupted_run_the_rows_that_it_read_are_known(leg, other, more,
     assert judged(run, judges)["rows_trained_on"] == expected
 
 
+@pytest.mark.parametrize("more", [[], ["--data.shuffle"]], ids=["in order", "shuffled"])
+def test_rows_that_a_window_leaves_out_before_it_count_as_read(more, tmp_path):
+    """Of a shuffled window all of it counts: nobody is told that a row is new which has trained."""
+    schema = write_clicks(tmp_path / "data")
+    words = ["--data.skip-rows", "200", "--steps", "3", *more]
+    run = trained(schema, tmp_path / "run", *words)
+    judges = schema_in(tmp_path, "data/clicks.csv", '{ column = "day", test_from = 2 }')
+    first = 2 * A_DAY
+    expected = 640 - first if more else 200 + 3 * 32 - first
+    assert judged(run, judges)["rows_trained_on"] == expected
+
+
 @given(
     size=st.integers(1, 60),
     buffer_rows=st.integers(2, 70),
