@@ -123,7 +123,7 @@ def run(options: Options) -> str:
         _refuse_rows(held, scenario, options)
     first, last = _check_before(options)
     if options.compare is not None:
-        from persia_sim.report.compare import compared, job_of
+        from persia_sim.report.compare import comparison, job_of
 
         job_of(scenario, "torchrec")  # what has no other side is told before the run
     _check_step(answer(scenario, demand(scenario, held.miss_rate)))
@@ -157,10 +157,10 @@ def run(options: Options) -> str:
             watch = partial(tqdm, desc=change, unit=" runs", leave=False, disable=None)
             changes[change] = gains(scenario, held.miss_rate, tried, watch)
         helps += [(name, _shown(by_resource)) for name, by_resource in changes.items()]
-    on_gpus = ""
+    on_gpus = None
     if options.compare is not None:
-        on_gpus = compared(done)
-        helps.append(("compared", on_gpus))
+        on_gpus = comparison(done, miss_rate=held.miss_rate)
+        helps.append(("compared", "\n".join(on_gpus.lines)))
 
     # Files that were asked for.
     if options.write_trace is not None and done.trace is not None:

@@ -90,8 +90,9 @@ def run_size(options: SizeOptions) -> str:
     lines.append(_table(_around(asked, machines)))
     if tried:
         lines += ["", _halving(asked, tried[0])]
+    moved = next((c.may_be.decisive for c in tried if c.system == "hybrid"), "")
     lines.append(
-        "hybrid has the wide band of software that nobody measured; its rows are "
+        f"{f'what moves the rate of hybrid most: {moved}; ' if moved else ''}its rows are "
         f"{asked.tau if asked.tau is not None else 'any number of'} steps late, and those of"
         f" {asked.software} are exact"
     )

@@ -30,8 +30,8 @@ class Law:
     per_byte_s: Annotated[float, Usual.BYTE] = 0.0
     """Paid for each payload byte touched, >= 0."""
     spread: float = 0.0
-    """Residual standard deviation relative to the fit, >= 0; the report says it, no run draws it
-    (`Noise` does)."""
+    """How far off it may be: a standard deviation, relative, >= 0; 0 where nobody knows. No run
+    draws it (`Noise` does), a range does."""
     fitted_items: tuple[float, float] | None = None
     """Range of items in which the law was measured; outside it a result is flagged."""
     source: str
@@ -154,12 +154,6 @@ class Costs:
         ok = all(size >= 1 and 1e-9 <= share <= 1 for size, share in self.gpu_efficiency)
         rule = "needs batches >= 1 and shares in [1e-9, 1]"
         require(ok, "gpu_efficiency", self.gpu_efficiency, rule)
-
-    @property
-    def spreads(self) -> dict[str, float]:
-        """Residual spread of the measured laws, by name."""
-        laws = {name: getattr(self, name) for name in self.__slots__}
-        return {n: law.spread for n, law in laws.items() if isinstance(law, Law) and law.spread}
 
     def efficiency(self, batch_per_rank: int, precision: Precision = Precision.FP32) -> float:
         """Share of the GPU's peak rate that a step of so many samples of a rank reaches."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from math import exp
+from math import exp, sqrt
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,27 @@ from persia_sim.cluster.machine import System
 from persia_sim.cluster.scenario import Discipline, Scenario
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.presets.catalogue import ranker_of
-from persia_sim.presets.software import REACH, SOFTWARE, band_ln
+from persia_sim.presets.software import (
+    BAND,
+    FITTED,
+    REACH,
+    SOFTWARE,
+    band_ln,
+    spreads_of,
+    strange,
+)
 from persia_sim.report.measure import Estimate, throughput
+from persia_sim.report.ranges import (
+    COPIES,
+    GPUS,
+    LAUNCHING,
+    LINKS,
+    Draw,
+    OnServers,
+    Range,
+    drawn_reach,
+    range_of,
+)
 from persia_sim.sharded.stages import (
     Job,
     chain_s,
@@ -28,6 +48,7 @@ from persia_sim.sharded.stages import (
     launched_s,
     stages,
     step_of,
+    step_s,
 )
 
 MOST_GPUS = 16_384
@@ -211,33 +232,99 @@ def sides(run: Run, software: str = "torchrec") -> list[Side]:
     return compared
 
 
-def compared(run: Run, software: str = "torchrec") -> str:
-    """Both answers as text."""
+_LAUNCHED = "launch_s", "replay_s", "host_s", "host_reading_s", "host_multi_s"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnGpus:
+    """Tables on GPUs as a side of a ratio (`ranges.Side`): its step is a law, so that a draw
+    changes its simulated rate as much as the law's."""
+
+    job: Job
+    samples_per_s: float
+    """Simulated, without a draw."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """What is shared with the other side, and what only the software's tables take."""
+        return GPUS, LINKS, COPIES, LAUNCHING, self._tables, self._model
+
+    @property
+    def _tables(self) -> str:
+        return f"what {self.job.software.name} takes for ids and exchanges"
+
+    @property
+    def _model(self) -> str:
+        return f"errors of the model of {self.job.software.name}"
+
+    def bound(self, draw: Draw) -> float:
+        """Samples per second by the law of its step, and by how far off that is elsewhere."""
+        unexplained = [BAND.known, *(getattr(BAND, new) for new in strange(self.job))]
+        off_ln = sqrt(sum(each**2 for each in unexplained)) * draw.get(self._model, 0.0)
+        return self.job.batch / step_s(self._drawn(draw)) * exp(off_ln)
+
+    def rate(self, draw: Draw) -> float:
+        """Simulated samples per second."""
+        return self.samples_per_s * self.bound(draw) / self.bound({})
+
+    def _drawn(self, draw: Draw) -> Job:
+        soft = self.job.software
+        spreads = spreads_of(soft.name, {name: each.spread for name, each in FITTED.items()})
+        changed: dict[str, Any] = {}
+        for name, spread in spreads.items():
+            faster = exp(spread * draw.get(LAUNCHING if name in _LAUNCHED else self._tables, 0.0))
+            value = getattr(soft, name)
+            changed[name] = value * faster if name == "tuned" else value / faster
+        changed = {n: min(1.0, x) if n == "exposed" else x for n, x in changed.items()}
+        reach = drawn_reach(self.job.reach, draw, {})
+        return replace(self.job, software=replace(soft, **changed), reach=reach)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both answers."""
+
+    lines: tuple[str, ...]
+    times: Range | None
+    """How many times the rate of the tables on GPUs; None where no number of GPUs has room."""
+
+
+def comparison(run: Run, software: str = "torchrec", miss_rate: float = 0.0) -> Comparison:
+    """What was simulated beside its tables on the GPUs, each rate with what it may be, and their
+    ratio over one draw of what both share. Raises ValueError where the GPU hosts differ."""
     ours, *others = sides(run, software)
     mode = run.scenario.mode
-    lines = [f"{mode}: {ours}"]
+    here = OnServers(scenario=run.scenario, miss_rate=miss_rate)
+    may_be = range_of(here, value=ours.samples_per_s.mean, simulated=False)
+    lines = [f"{mode}: {ours}; 90 % band {may_be.low:,.0f} to {may_be.high:,.0f}"]
 
     # What stands against it, if the rows have room anywhere.
     if not others:
         lines.append(f"tables on the GPUs: no number up to {COMPARED:,} has room for the rows")
+        return Comparison(tuple(lines), None)
 
     # The other side: its rate with its band, and how the two compare.
-    for theirs in others:
-        few = "" if theirs.gpus == ours.gpus else " (fewer have no room for the rows)"
-        sharded = job_of(_on(run.scenario, theirs.gpus), software)
-        half = band_ln(sharded)
-        rate = theirs.samples_per_s.mean
-        low, high = (rate * exp(way * half) for way in (-1, 1))
-        times = ours.samples_per_s.mean / rate
-        lines += [
-            f"tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}",
-            f"their step is that of `persia-sim sharded --software {software}`; loading, noise and"
-            " faults of ranks as above",
-            f"{mode} has {times:.2f} times the rate (a GPU: {times * theirs.gpus / ours.gpus:.2f})"
-            + (
-                f" and {ours.usd / theirs.usd:.2f} times the price of a sample"
-                if ours.usd_per_hour and theirs.usd_per_hour
-                else ""
-            ),
-        ]
-    return "\n".join(lines)
+    (theirs,) = others
+    few = "" if theirs.gpus == ours.gpus else " (fewer have no room for the rows)"
+    sharded = job_of(_on(run.scenario, theirs.gpus), software)
+    rate = theirs.samples_per_s.mean
+    half = band_ln(sharded)
+    low, high = (rate * exp(way * half) for way in (-1, 1))
+    times = range_of(
+        here,
+        OnGpus(job=sharded, samples_per_s=rate),
+        value=ours.samples_per_s.mean / rate,
+    )
+    a_gpu = times.times(theirs.gpus / ours.gpus)
+    priced = ""
+    if ours.usd_per_hour and theirs.usd_per_hour:
+        price_of_both = times.under(ours.usd_per_hour / theirs.usd_per_hour)
+        priced = f" and {price_of_both:.3g} times the price of a sample"
+    lines += [
+        f"tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}",
+        f"their step is that of `persia-sim sharded --software {software}`; loading, noise and"
+        " faults of ranks as above",
+        f"{mode} has {times:.3g} times the rate (a GPU: {a_gpu:.3g}){priced}",
+        f"what moves this most: {times.decisive}",
+    ]
+    return Comparison(tuple(lines), times)

@@ -9,15 +9,18 @@ from math import isfinite
 from typing import Any
 
 from persia_sim.cluster.memory import fill_s
+from persia_sim.report.compare import Comparison
 from persia_sim.report.measure import Estimate
-from persia_sim.report.report import Report, borrowed, remedy, sent_bytes
+from persia_sim.report.report import Report, borrowed, may_be, remedy, sent_bytes
 
 
 def figures(
-    result: Report, gains: Mapping[str, Mapping[str, Estimate]], compared: str = ""
+    result: Report,
+    gains: Mapping[str, Mapping[str, Estimate]],
+    compared: Comparison | None = None,
 ) -> dict[str, Any]:
     """What the screen says, in SI units and unrounded; ``gains``: relative ones, by kind of change;
-    ``compared``: the lines about tables on the GPUs.
+    ``compared``: what tables on the GPUs give.
 
     What a run does not have is None: staleness without a trace, memory that nobody asked about,
     the price of machines without one.
@@ -38,6 +41,7 @@ def figures(
             "samples_per_s": result.samples_per_s.mean,
             "half_width": result.samples_per_s.half_width,
             "steps": result.samples_per_s.values,
+            "range": asdict(may_be(result)),
         },
         "step": {
             "seconds": result.step_s.mean,
@@ -53,7 +57,7 @@ def figures(
             change: {name: asdict(gain) for name, gain in by_resource.items()}
             for change, by_resource in gains.items()
         },
-        "compared": compared.splitlines(),
+        "compared": None if compared is None else asdict(compared),
         "cost": cost,
         # How late rows are, and what else happened.
         "staleness": None if result.staleness is None else asdict(result.staleness),

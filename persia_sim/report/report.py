@@ -22,6 +22,7 @@ from persia_sim.report.measure import (
     step_time,
     throughput,
 )
+from persia_sim.report.ranges import OnServers, Range, range_of
 from persia_sim.report.row_staleness import Staleness, staleness
 
 
@@ -89,6 +90,14 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
         usd_per_million_samples=dollars / 3600 / rate.mean * 1e6,
         capacity=capacity,
     )
+
+
+def may_be(result: Report) -> Range:
+    """The rate as a range over what nobody knows of machines and constants, on as many hosts as the
+    cluster has, in proportion to the closed form's."""
+    miss_rate = result.capacity.miss_rate if result.capacity is not None else 0.0
+    side = OnServers(scenario=result.run.scenario, miss_rate=miss_rate)
+    return range_of(side, value=result.samples_per_s.mean, simulated=False)
 
 
 def _paces(run: Run, rates: np.ndarray) -> dict[str, float]:

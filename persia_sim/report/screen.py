@@ -12,7 +12,7 @@ from persia_sim.cluster.incidents import Crash
 from persia_sim.cluster.memory import binary, fill_s, lasting
 from persia_sim.engine.simulate import Run
 from persia_sim.report.measure import NARROW, Estimate, first_incident_s
-from persia_sim.report.report import Report, borrowed, remedy, sent_bytes
+from persia_sim.report.report import Report, borrowed, may_be, remedy, sent_bytes
 
 SIMULATED = "What is simulated?"
 FITS = "Does it fit?"
@@ -178,11 +178,14 @@ def _speed(result: Report, narrow: float) -> Facts:
 
     # The rate, and what no queue could make faster. Figures have the digits that
     # the interval leaves them.
+    drawn = may_be(result)
+    ends = f"{si(drawn.low, 'samples/s')} to {si(drawn.high, 'samples/s')}"
     about, mean = as_sure(rate.mean, rate)
     _, step_s = as_sure(result.step_s.mean, rate)
     return [
         ("throughput", about + si(mean, "samples/s")),
         ("its 95 % interval", interval),
+        ("what it may be", f"{ends} (90 %), as constants are uncertain\nmost: {drawn.decisive}"),
         ("step", f"{about}{1e3 * step_s:g} ms" if about else f"{1e3 * step_s:.2f} ms"),
         (
             "shortest step possible",
@@ -295,13 +298,11 @@ def _details(result: Report) -> Facts:
     """What was in flight and sent, what failed, and what the figures rest on."""
     run = result.run
     scenario = run.scenario
-    spreads = ", ".join(f"{name} {100 * x:.0f} %" for name, x in scenario.costs.spreads.items())
     outside = ", ".join(run.need.extrapolated)
     return [
         ("batches in flight", f"at most {run.max_in_flight:,}"),
         ("sent in a step", si(sent_bytes(run) / scenario.steps, "B")),
         *(_faults(run) if scenario.disturbances or scenario.checkpoints else []),
-        ("scatter of the costs", f"{spreads} (one standard deviation)" if spreads else ""),
         ("borrowed constants", "\n".join(borrowed(result))),
         ("extrapolated laws", f"{outside}: outside the range of their fit" if outside else ""),
     ]

@@ -23,9 +23,10 @@ from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import SIZED_FOR, SPLIT_ASSUMED, gcp_100t, rows_of
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.presets.software import FITTED, band_ln, constants_ln, half_ln, strange
+from persia_sim.presets.software import band_ln
 from persia_sim.report.compare import COMPARED, fitting_gpus, job_of, on_gpus
 from persia_sim.report.measure import Estimate, throughput
+from persia_sim.report.ranges import OnServers, Range, range_of
 from persia_sim.sharded.stages import step_s
 
 MOST_GPUS, MOST_HOSTS = 2048, 1024
@@ -96,19 +97,20 @@ class Choice:
         return self.scenario.cluster.ranks
 
     @cached_property
-    def half(self) -> float:
-        """Half width of the 90 % band of the rate, in its logarithm. Nobody has published what
-        hybrid's CPU hosts take on such machines: its band is that of unmeasured software."""
-        if self.system != "hybrid":
-            return band_ln(job_of(self.scenario, self.system))
-        job = job_of(self.scenario, "torch")
-        spreads = {name: constant.spread for name, constant in FITTED.items()}
-        return half_ln(constants_ln(job, spreads), {*strange(job), "software"})
+    def may_be(self) -> Range:
+        """What the rate of hybrid may be, over what is not known of its CPU hosts, its GPUs and its
+        model."""
+        return range_of(
+            OnServers(scenario=self.scenario), value=self.samples_per_s, simulated=False
+        )
 
     @property
     def band(self) -> tuple[float, float]:
         """The 90 % band of the rate."""
-        return self.samples_per_s * exp(-self.half), self.samples_per_s * exp(self.half)
+        if self.system == "hybrid":
+            return self.may_be.low, self.may_be.high
+        half = band_ln(job_of(self.scenario, self.system))
+        return self.samples_per_s * exp(-half), self.samples_per_s * exp(half)
 
 
 def role_on(host: Host, hosts: int) -> Role:
@@ -283,13 +285,7 @@ def _near(count: int, least: int) -> list[int]:
 
 def with_hosts(scenario: Scenario, workers: int, servers: int) -> Scenario:
     """The scenario with so many hosts of workers and of servers."""
-    cluster = scenario.cluster
-    resized = replace(
-        cluster,
-        embedding_workers=replace(cluster.embedding_workers, hosts=workers),
-        servers=replace(cluster.servers, hosts=servers),
-    )
-    return replace(scenario, cluster=resized)
+    return replace(scenario, cluster=scenario.cluster.resized(workers=workers, servers=servers))
 
 
 def sharded_on(asked: Asked, gpu: Host) -> Choice | None:

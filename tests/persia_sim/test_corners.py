@@ -175,8 +175,6 @@ def test_what_a_law_cannot_use_is_refused_or_said():
     rpc = replace(costs.worker_rpc, per_item_s=1.0)
     with pytest.raises(ValueError, match=r"worker_rpc\.per_item_s is 1\.0: a call has a fixed"):
         replace(costs, worker_rpc=rpc)
-    loose = replace(costs, load=replace(costs.load, spread=0.07))
-    assert loose.spreads == {"load": 0.07} and costs.spreads == {}
     with pytest.raises(ValueError, match="merge_pushes is True: sync always merges"):
         small_scenario(Mode.SYNC, merge_pushes=True)
 

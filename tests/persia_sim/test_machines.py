@@ -27,7 +27,7 @@ from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.software import REACH, SOFTWARE
 from persia_sim.report.compare import (
     alike,
-    compared,
+    comparison,
     fitting_gpus,
     job_of,
     launching_s,
@@ -362,8 +362,10 @@ def test_what_was_simulated_is_compared_as_the_report_has_it(changes):
     ours, tables = sides(run)
     assert ours.samples_per_s == throughput(run) and ours.usd == report(run).usd_per_million_samples
     rate = throughput(run)
-    assert f"{rate.mean:,.0f} samples/s +-{rate.relative:.2%} on 8 GPUs" in compared(run)
-    assert 0 < tables.samples_per_s.half_width < inf and str(tables) in compared(run)
+    hybrid, on_gpus, *_ = comparison(run).lines
+    assert f"{rate.mean:,.0f} samples/s +-{rate.relative:.2%} on 8 GPUs" in hybrid
+    assert 0 < tables.samples_per_s.half_width < inf and str(tables) in on_gpus
+    assert "; 90 % band " in hybrid and "; 90 % band " in on_gpus
 
 
 def test_both_sides_of_a_comparison_have_the_same_noise_faults_and_loaders():
@@ -398,17 +400,21 @@ def test_a_comparison_takes_as_many_gpus_as_have_room():
     hybrid, tables = sides(run)
     assert hybrid.gpus == 64 and tables.gpus % 8 == 0
     assert tables.gpus * 40e9 > workloads()["criteo-syn1"].rows * 129 * 4
-    said = compared(run)
+    found = comparison(run)
+    said = "\n".join(found.lines)
     assert f"on {tables.gpus:,} GPUs" in said and "fewer have no room" in said
     assert (hybrid.batch, tables.batch) == (64 * 8192, tables.gpus * 8192), "as large a GPU"
     assert all(f"GPUs, {side.batch:,} a step, $" in said for side in (hybrid, tables))
     times = hybrid.samples_per_s.mean / tables.samples_per_s.mean
-    a_gpu = times * tables.gpus / hybrid.gpus
-    assert f"{times:.2f} times the rate (a GPU: {a_gpu:.2f}) and" in said
+    assert found.times.value == pytest.approx(times)
+    a_gpu = found.times.times(tables.gpus / hybrid.gpus)
+    assert f"{found.times:.3g} times the rate (a GPU: {a_gpu:.3g}) and" in said
+    assert found.times.decisive in said
     small = replace(scenario, workload=replace(workloads()["criteo-ad"], batch_per_rank=512))
     assert [side.gpus for side in sides(simulate(small))] == [64, 64]
     hopeless = replace(scenario, workload=replace(scenario.workload, rows=1e16, dim=128))
-    assert "no number up to 2,048 has room" in compared(simulate(hopeless))
+    without = comparison(simulate(hopeless))
+    assert "no number up to 2,048 has room" in without.lines[1] and without.times is None
 
 
 TOO_MANY_ROWS = """

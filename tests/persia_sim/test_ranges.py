@@ -11,10 +11,13 @@ from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.engine.simulate import simulate
-from persia_sim.presets.catalogue import SIZED_FOR
+from persia_sim.presets.catalogue import MACHINES, SIZED_FOR, workloads
 from persia_sim.presets.costs import FITS
 from persia_sim.presets.point import Point, scenario_of
-from persia_sim.report.measure import throughput
+from persia_sim.presets.software import band_ln
+from persia_sim.report.compare import OnGpus, comparison, job_of, sides
+from persia_sim.report.figures import figures
+from persia_sim.report.measure import NARROW, throughput
 from persia_sim.report.ranges import (
     ASSUMED_LN,
     DRAWS,
@@ -30,6 +33,8 @@ from persia_sim.report.ranges import (
     joint_draws,
     range_of,
 )
+from persia_sim.report.report import report
+from persia_sim.report.screen import SPEED, facts, si
 from persia_sim.report.sizing import (
     Asked,
     cheapest,
@@ -38,6 +43,7 @@ from persia_sim.report.sizing import (
     unknown_hosts,
     with_hosts,
 )
+from persia_sim.sharded.stages import step_s
 
 
 def scenario(mode: Mode = Mode.HYBRID, cluster: str = "h100-host", **given: object) -> Scenario:
@@ -223,3 +229,49 @@ def test_more_is_never_slower_by_the_draws_of_an_input():
     for name in side.inputs:
         rates = [side.bound({name: z}) for z in (-2.0, -END, 0.0, END, 2.0)]
         assert all(a <= b * (1 + 1e-12) for a, b in pairwise(rates)), name
+
+
+def test_a_report_says_what_its_rate_may_be_on_the_screen_and_as_json():
+    found = report(simulate(scenario(ranks=8, steps=40)))
+    expected = range_of(
+        OnServers(scenario=found.run.scenario), value=found.samples_per_s.mean, simulated=False
+    )
+    assert figures(found, {})["throughput"]["range"] == asdict(expected)
+    (line,) = [text for name, text in facts(found, NARROW)[SPEED] if name == "what it may be"]
+    assert expected.decisive in line and si(expected.low, "samples/s") in line
+
+
+def test_both_sides_of_a_comparison_have_one_draw_and_its_ratio_a_range():
+    run = simulate(scenario_of(Point(workload="criteo-ad", ranks=8, steps=60)))
+    found = comparison(run)
+    ours, theirs = (side.samples_per_s.mean for side in sides(run))
+    assert found.times.value == pytest.approx(ours / theirs)
+    assert found.times.low < found.times.value < found.times.high
+    names = [each.name for each in found.times.inputs]
+    assert "errors of the model of torchrec" in names and "errors of the model" in names
+    assert asdict(found)["times"]["inputs"][0]["name"] == names[0]
+    band = found.lines[0].partition("90 % band ")[2].replace(",", "").split(" to ")
+    low, high = map(float, band)
+    assert low < ours < high
+
+
+def test_a_side_on_gpus_is_as_uncertain_as_sharded_says_of_its_rate():
+    job = job_of(scenario(), "torchrec")
+    alone = range_of(OnGpus(job=job, samples_per_s=job.batch / step_s(job)))
+    # Constants of one class move together here, and each by itself there.
+    assert log(alone.high / alone.low) == pytest.approx(2 * band_ln(job), rel=0.3)
+
+
+def test_size_says_what_the_rate_of_hybrid_may_be():
+    hosts = [MACHINES[name] for name in ("a2-highgpu-8g", "c2-standard-30", "m2-ultramem-416")]
+    asked = Asked(
+        workload=workloads()["criteo-ad"],
+        samples_per_s=5e5,
+        tau=4,
+        rows="f32-adagrad",
+        software="torchrec",
+    )
+    choice = hybrid_on(asked, *hosts)
+    alone = range_of(OnServers(scenario=choice.scenario), simulated=False)
+    assert choice.band == (alone.low, alone.high)
+    assert alone.low < choice.samples_per_s < alone.high
