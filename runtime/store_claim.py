@@ -32,6 +32,8 @@ EXPIRES_AFTER_S = 90.0
 """Longer than a request to a store may take (60 s), which could arrive late."""
 SETTLES_WITHIN_S = 2.0
 """Who has taken a claim over looks so much later whether somebody else has, too."""
+_WHOLE_WITHIN_S = 2.0
+_LOOKS_AGAIN_AFTER_S = 0.05
 _MOST_BYTES = 4096
 
 
@@ -188,11 +190,20 @@ class _Holder:
                 print(f"warning: the claim is not renewed: {error}", file=sys.stderr, flush=True)
 
     def _read(self) -> Claim | None:
-        content = self._store.read(CLAIM, _MOST_BYTES)
-        if content is None:
-            return None
+        """Raises ValueError for what is no claim, and stays so: in a store of files it can be seen
+        while somebody writes it."""
         where = f"{self._store.url}/{CLAIM}"
-        return parse(Claim, parsed(content, where), where)
+        ends_s = time.monotonic() + _WHOLE_WITHIN_S
+        while True:
+            content = self._store.read(CLAIM, _MOST_BYTES)
+            if content is None:
+                return None
+            try:
+                return parse(Claim, parsed(content, where), where)
+            except ValueError:
+                if time.monotonic() > ends_s:
+                    raise
+                time.sleep(_LOOKS_AGAIN_AFTER_S)
 
     def _write(self) -> None:
         self._store.write(CLAIM, self._content())

@@ -126,6 +126,20 @@ def test_a_claim_that_is_not_renewed_is_taken_over(how, store, capsys):
     assert ("no sign of life" in capsys.readouterr().err) == (how == "cut off")
 
 
+def test_a_claim_that_is_seen_while_it_is_written_is_looked_at_again(store, monkeypatch):
+    read = Store.read
+    torn = [b"", b'{"token": "00']
+
+    def read_early(self: Store, name: str, most: int) -> bytes | None:
+        content = read(self, name, most)
+        return torn.pop() if content and torn else content
+
+    monkeypatch.setattr(Store, "read", read_early)
+    with claimed_at(store, no_loss):
+        check_claim(store.url)
+    assert not torn
+
+
 def test_who_was_cut_off_and_comes_back_writes_no_more(store):
     lost = []
     with claimed_at(store, lost.append):
