@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from persia_sim.base.files import lock_file
-from runtime.process import enter_process, fork_server, unblock_interrupts
-from runtime.torchrun import die_with_parent
+from runtime.process import die_with_parent, enter_process, fork_server, unblock_interrupts
 
 
 class ResultCache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,12 @@ SPINS = "10000"
 between steps: looking up a batch of 106,496 ids among 2 M rows took two threads 1.0 ms instead of
 1.9. Source: measured, libgomp of torch 2.13, two cores, November 2026; whole steps differed by less
 than their noise. libgomp's own default is 300,000."""
+
+
+COUNTS_OF_PROCESSES = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""In the environment: how many processes somebody has started. Without any of them this process is
+no rank among others."""
+_PR_SET_PDEATHSIG = 1
 
 
 def enter_process() -> None:
@@ -60,6 +67,11 @@ def fork_server(modules: Sequence[str] | None = None) -> ForkServerContext:
 def unblock_interrupts() -> None:
     """Hear Ctrl-C in a fork of such a server."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def die_with_parent(number: int) -> None:
+    """Have this process sent a signal when the thread that started it ends, however it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 @contextlib.contextmanager

@@ -58,6 +58,11 @@ def resize(arguments: Sequence[str]) -> None:
     folder = options.run if url is None else working_folder(url, "runs")
     if url is None and not (folder / "config.json").is_file():
         raise ValueError(f"{options.run} is no run that is under way: it holds no config.json")
+    if _keeps_its_rows(folder):
+        raise ValueError(
+            f"{options.run} does not change its servers: its rows are in the process of its ranks;"
+            " begin it with --servers"
+        )
     wish = folder / WISH
     _write(wish, Wish(servers=options.servers))
 
@@ -74,6 +79,15 @@ def resize(arguments: Sequence[str]) -> None:
             raise ValueError(f"{options.run} does not change its servers: {refused or late}")
         time.sleep(LOOK_EVERY_S / 5)
     print(f"{options.run} ends its step, and goes on with {options.servers} embedding servers")
+
+
+def _keeps_its_rows(folder: Path) -> bool:
+    """Whether the run has no servers, and nobody in it listens for another number of them."""
+    try:
+        document = read_document(folder / "config.json")
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and not dict(document.get("engine", {})).get("servers", 1)
 
 
 def _write(file: Path, wish: Wish) -> None:
@@ -125,7 +139,7 @@ class WishListener:
 
     folder: Path
     servers: int
-    """Servers of the run now; 0: its rows are in the process of its ranks."""
+    """Servers of the run now."""
     ending: Ending
     wanted: int | None = None
     """What was taken, if anything was; the run was asked to end then."""
@@ -158,8 +172,6 @@ class WishListener:
                 return self.ending.ask(self.why)
 
     def _why_not(self, servers: int) -> str:
-        if not self.servers:
-            return "its rows are in the process of its ranks; begin it with --servers"
         if servers == self.servers:
             return f"it has {servers} already"
         if self.ending:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import socket
@@ -14,13 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtime.process import COUNTS_OF_PROCESSES
+
 if TYPE_CHECKING:  # every command comes by here, and most have no config
     from runtime.config import TrainConfig
 
 _NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _REMEDY = "start with torchrun --nproc-per-node N, or unset it to train in one process"
 _LOOK_UP_WITHIN_S = 3.0
-_PR_SET_PDEATHSIG = 1
 _SIOCGIFADDR = 0x8915
 
 
@@ -105,7 +105,7 @@ def _number(environment: Mapping[str, str], name: str, least: int, most: int = 2
 
 
 def _refuse_other_launchers(environment: Mapping[str, str]) -> None:
-    for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+    for name in COUNTS_OF_PROCESSES:
         if environment.get(name, "1") != "1":
             missing = ", ".join(key for key in _NAMES if key not in environment)
             raise ValueError(
@@ -236,8 +236,3 @@ def started_s() -> float:
         if line.startswith("btime")
     )
     return boot + ticks / os.sysconf("SC_CLK_TCK")
-
-
-def die_with_parent(number: int) -> None:
-    """Have this process sent a signal when the thread that started it ends, however it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from persia_sim.base.rules import Refused, printable
 from runtime.config import DataConfig, TrainConfig
 from runtime.config.presets import preset_text
 from runtime.object_store import address_of
-from runtime.resize import Pause, WishListener, servers_wanted_by
+from runtime.process import COUNTS_OF_PROCESSES
 from runtime.stop import (
     MOST_RESTARTS,
     UNFINISHED,
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from runtime.checkpoint.whole import Checkpoint
     from runtime.data.source import Source
-    from runtime.engines.rank_process import ProcessRank
+    from runtime.rank.doors import JoinedRank
+    from runtime.resize import WishListener
     from runtime.torchrun import Launch
 
 RANK_0_TELLS_WITHIN_S = 5.0
@@ -60,10 +61,13 @@ def run_command(arguments: list[str]) -> None:
 
 def _dispatch(arguments: list[str], ending: Ending) -> None:
     """Train on a cluster, as a rank that torchrun has started, or in this process alone."""
-    from runtime.torchrun import is_rank, launched
+    launch: Launch | None = None
+    is_one_of_several = any(name in os.environ for name in COUNTS_OF_PROCESSES)
+    if is_one_of_several:
+        from runtime.torchrun import is_rank, launched
 
     # A cluster has one driver, whoever has started it: in a step of Slurm, for one.
-    asked = None if is_rank() else cluster_asked(arguments)
+    asked = None if is_one_of_several and is_rank() else cluster_asked(arguments)
     if asked is not None:
         try:
             from runtime.cluster.supervisor import train_on_cluster  # loads torch, and Ray
@@ -78,7 +82,8 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
         return
 
     # The options; a rank of torchrun has its number and its host from there.
-    launch = launched()
+    if is_one_of_several:
+        launch = launched()
     try:
         command = read_train(arguments, launch)
     except (ValueError, OSError):
@@ -149,8 +154,13 @@ def _train_alone(command: Train, folder: Path, arguments: list[str], ending: End
             return
         command = _going_on(command, folder)
     # Train; with other servers, and after a death, this process becomes a resume.
-    listener = WishListener(folder, command.run.engine.servers, ending)
-    listening = listener.listening() if _is_whole_process(arguments) else nullcontext()
+    listener = None
+    listening: AbstractContextManager[None] = nullcontext()
+    if command.run.engine.servers and _is_whole_process(arguments):
+        from runtime.resize import WishListener
+
+        listener = WishListener(folder, command.run.engine.servers, ending)
+        listening = listener.listening()
     try:
         with claimed(folder, resume=command.resume is not None, on_lost=ending.ask), listening:
             train_in_folder(command, folder, arguments, ending)
@@ -160,7 +170,8 @@ def _train_alone(command: Train, folder: Path, arguments: list[str], ending: End
             raise
         raise Unfinished(str(error)) from None
     except Interrupted:
-        _go_on_resized(listener, folder, arguments)
+        if listener is not None:
+            _go_on_resized(listener, folder, arguments)
         raise
 
 
@@ -168,6 +179,7 @@ def _go_on_resized(listener: WishListener, folder: Path, arguments: list[str]) -
     """Go on with other servers where the run has ended by somebody's wish for them; at every rank,
     as all know why it has ended."""
     from runtime.checkpoint.places import complete_checkpoints
+    from runtime.resize import servers_wanted_by
 
     wanted = servers_wanted_by(listener.ending.why)
     if wanted is None or not complete_checkpoints(folder):  # it had not trained a step yet
@@ -282,6 +294,7 @@ def _train_as_rank(
     command: Train, launch: Launch, folder: Path, arguments: list[str], ending: Ending
 ) -> None:
     """Rank 0 trains as a single process does, and the others follow it."""
+    from runtime.resize import WishListener
     from runtime.run.folder import claimed, wait_until_free
     from runtime.run.ranks import follow, joined, meet_as_leader
 
@@ -297,7 +310,7 @@ def _train_as_rank(
             is_finished = _says_finished(command, folder)
             command = _going_on(command, folder)
         # One that died while all parted has taken nothing with it.
-        if rank.group.gather("what is left to do", "" if is_finished else "all")[0] == "":
+        if rank.told("what is left to do", "" if is_finished else "all") == "":
             return
         try:
             if not rank.leads:
@@ -323,7 +336,7 @@ def train_in_folder(
     folder: Path,
     arguments: list[str],
     ending: Ending,
-    rank: ProcessRank | None = None,
+    rank: JoinedRank | None = None,
     meet: Callable[[Source, Checkpoint | None], None] | None = None,
 ) -> None:
     """Train in the folder that was claimed; ``rank``: as rank 0 of several processes, which all
@@ -344,12 +357,18 @@ def train_in_folder(
         from runtime.run.loggers import logger_class
 
         log = logger_class(command.log)
-    pause = Pause.begun_by(os.environ.pop(_RESIZED, ""))
+    pause = None
+    resized = os.environ.pop(_RESIZED, "")
+    if resized:
+        from runtime.resize import Pause
+
+        pause = Pause.begun_by(resized)
     with tqdm(unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
 
         def on_samples(samples: int) -> None:
             bar.update(samples)
-            pause.note()
+            if pause is not None:
+                pause.note()
 
         def expect(samples: int) -> None:
             bar.total = samples

@@ -22,7 +22,7 @@ from runtime.models.imported import refuse_code_in, refuse_code_named_in
 from runtime.object_store import REQUEST_S, USUAL_REQUEST_S, url_of
 
 if TYPE_CHECKING:
-    from runtime.torchrun import Launch
+    from runtime.rank.doors import Launcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ COMMON = (
 """What `--help` shows; `--help all` shows the rest."""
 
 
-def read_train(arguments: list[str], launch: Launch | None = None) -> Train:
+def read_train(arguments: list[str], launch: Launcher | None = None) -> Train:
     """What was asked for: the file's options, and over them those of the command line.
 
     ``launch``: as which of torchrun's processes; None: as the only one.
@@ -317,7 +317,7 @@ def _without(option: re.Pattern[str], arguments: list[str]) -> tuple[list[str], 
     return arguments, None
 
 
-def options_report(arguments: list[str], launch: Launch | None = None) -> str:
+def options_report(arguments: list[str], launch: Launcher | None = None) -> str:
     """A line for each option of the run: its value and where it comes from, changed ones first."""
     # The config after each layer: defaults, file, preset, command line.
     command = read_train(arguments, launch)
@@ -345,7 +345,7 @@ def options_report(arguments: list[str], launch: Launch | None = None) -> str:
 
 
 def _begun(
-    command: Train, typed: Mapping[str, Any], launch: Launch | None
+    command: Train, typed: Mapping[str, Any], launch: Launcher | None
 ) -> list[tuple[str, TrainConfig]]:
     """The configs that the typed options change: the defaults, a file's, and over it a preset's."""
     # The options of a file, or of the run that is gone on with.

@@ -14,7 +14,7 @@ from runtime.embedding.config import TableConfig
 from runtime.rank.parts import OpenRows, Parts, assemble, rows_here
 
 if TYPE_CHECKING:
-    from runtime.engines.rank_process import ProcessRank  # loads torch.distributed
+    from runtime.rank.doors import JoinedRank
 
 
 def source_of(config: TrainConfig) -> Source:
@@ -32,7 +32,7 @@ def source_of(config: TrainConfig) -> Source:
 
 
 @contextmanager
-def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Source]:
+def opened(config: TrainConfig, rank: JoinedRank | None = None) -> Iterator[Source]:
     """The data that the config names, its training part read here or by loaders.
 
     ``rank``: the rank that this process is; rank 0 starts the loaders of all. They end with the
@@ -48,11 +48,11 @@ def opened(config: TrainConfig, rank: ProcessRank | None = None) -> Iterator[Sou
 
     # Rank 0 starts the loaders; where it cannot, the others must not wait for them.
     processes = None
-    who = "the run" if rank is None else f"rank {rank.group.rank}"
+    who = "the run" if rank is None else f"rank {rank.ranks[0]}"
     with ExitStack() as ends:
         try:
             if rank is None or rank.leads:
-                processes = start_loaders(config, 1 if rank is None else rank.group.ranks)
+                processes = start_loaders(config, 1 if rank is None else config.sync.ranks)
                 ends.callback(processes.close)
         except BaseException:
             if rank is not None:
@@ -83,7 +83,7 @@ def assemble_for(
     tables: Mapping[str, TableConfig] | None = None,
     *,
     samples: int = 0,
-    rank: ProcessRank | None = None,
+    rank: JoinedRank | None = None,
 ) -> Parts:
     """Assemble the parts of a run, with the rows in this process or in servers of their own.
 

@@ -29,8 +29,9 @@ from runtime.engines.launch.processes import Address
 from runtime.engines.row_processes import RowProcesses, worker_of
 from runtime.engines.wire.peers import at_port
 from runtime.engines.wire.tls import named
+from runtime.rank.doors import JoinedRank
 from runtime.rank.feed import Feed
-from runtime.rank.parts import Parts, RankProcess
+from runtime.rank.parts import Parts
 from runtime.rank.progress import SpanRecorder
 from runtime.stop import PeerError, RunStopped, Stop
 
@@ -45,7 +46,7 @@ Barriers = Sequence[tuple[float, float]]
 """When one process has entered and left each, by its clock."""
 
 
-class ProcessRank(RankProcess):
+class ProcessRank(JoinedRank):
     """One rank of a run, alone in its process. Rank 0 leads: it starts the servers, evaluates, and
     writes everything down."""
 
@@ -59,7 +60,7 @@ class ProcessRank(RankProcess):
         ranks_here: int | None = None,
     ) -> None:
         """``device``: of this rank's dense network; ``ranks_here``: on this host (None: all)."""
-        super().__init__(range(group.rank, group.rank + 1))
+        self.ranks: Sequence[int] = range(group.rank, group.rank + 1)
 
         # Who this rank is among the others, and on which host.
         self.group = group
@@ -281,6 +282,10 @@ class ProcessRank(RankProcess):
         if not place:
             raise PeerError(f"rank 0 could not start the {what}, and says why")
         return Address.unsealed(place, seal, about) if seal else Address.read_from(place)
+
+    def told(self, what: str, word: str) -> str:
+        """Rank 0's word; each rank gives its own, and waits for all."""
+        return self.group.gather(what, word)[0]
 
     def has_not_started(self, what: str) -> None:
         """At rank 0, which could not start what all use: the others, which ask for it in `shared`,

@@ -24,14 +24,15 @@ from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.models.networks import BUILT_IN
+from runtime.rank.doors import RankProcess
 from runtime.rank.feed import Feed, StepEnds, TrainedRows, steps_ahead, stream_from
 from runtime.rank.learner import Learner, draws_random_numbers
 from runtime.rank.progress import Meter, SpanRecorder
 from runtime.stop import Stop
 
 
-class RankProcess:
-    """This process among those of the run: here the only one, whose ranks are threads."""
+class OnlyProcess:
+    """A `RankProcess` that is alone: all ranks are threads of this process."""
 
     alone = True
     """Whether the rows end with this process; else ranks that are processes part by themselves."""
@@ -169,7 +170,7 @@ def assemble(
         if config.engine.timeline and isinstance(store, ShardedStore):
             store.record_spans(spans.span)
         fused = not why_one_by_one(config, learner.model, used.values())
-        process = process or RankProcess(range(config.sync.ranks))
+        process = process or OnlyProcess(range(config.sync.ranks))
         feed = _feed(config, source, stop, samples, process, fused=fused)
         return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, process, fused)
     except BaseException:

@@ -29,13 +29,14 @@ from runtime.engines.open import assemble_for, opened
 from runtime.engines.rank_process import ProcessRank
 from runtime.object_store import address_of, store_behind
 from runtime.order.replayable import trace_meta
+from runtime.process import die_with_parent
 from runtime.rank.learner import enter_device
 from runtime.run.folder import flat, plain
 from runtime.run.reports import reporting
 from runtime.run.saver import Saving
 from runtime.run.training import Training
 from runtime.stop import Ending, Interrupted, PeerError, Silence
-from runtime.torchrun import Launch, device_of, die_with_parent
+from runtime.torchrun import Launch, device_of
 
 
 @contextmanager

@@ -50,7 +50,7 @@ from runtime.run.session import CurvePoint, Outcome, total_samples, train
 from runtime.stop import UNFINISHED, Ending, Interrupted, NotStored, PeerError, StoreError
 
 if TYPE_CHECKING:
-    from runtime.engines.rank_process import ProcessRank
+    from runtime.rank.doors import JoinedRank
 
 
 MANY_SHARDS = 64
@@ -68,7 +68,7 @@ def run_into(
     resume: bool = False,
     ending: Ending | None = None,
     typed: Sequence[str] = (),
-    rank: ProcessRank | None = None,
+    rank: JoinedRank | None = None,
     meet: Callable[[Source, Checkpoint | None], None] | None = None,
     log: type[Logger] | None = None,
 ) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _train_and_record(
     config: TrainConfig,
     source: Source,
     saving: Saving,
-    rank: ProcessRank | None,
+    rank: JoinedRank | None,
     begin: Callable[[], None],
     on_samples: Callable[[int], None] | None,
     log: type[Logger] | None,

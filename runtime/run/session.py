@@ -59,7 +59,7 @@ from runtime.run.training import Figures, Training
 from runtime.stop import Interrupted, NotStored
 
 if TYPE_CHECKING:
-    from runtime.engines.rank_process import ProcessRank  # loads torch.distributed
+    from runtime.rank.doors import JoinedRank
 
 ORIGIN = "warm_start"
 """In a trace, the digest of the checkpoint that its run began with."""
@@ -113,7 +113,7 @@ def train(
     on_snapshot: Callable[[CurvePoint], None] | None = None,
     on_begin: Callable[[], None] = lambda: None,
     saving: Saving | None = None,
-    rank: ProcessRank | None = None,
+    rank: JoinedRank | None = None,
 ) -> Outcome:
     """Train as ``config`` says and evaluate on the test part, or the validation part if asked to.
 

@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from runtime.__main__ import main
-from runtime.engines.rows.remote_store import RemoteStore
 
 
 @pytest.fixture(autouse=True)
 def _servers_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever compares runs keeps their stores open."""
+    try:
+        from runtime.engines.rows.remote_store import RemoteStore
+    except ModuleNotFoundError:  # where the annexes are left out (tests/test_annexes.py)
+        yield
+        return
     opened: list[weakref.ref[RemoteStore]] = []
     begin = RemoteStore.__init__
 

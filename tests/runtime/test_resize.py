@@ -98,15 +98,18 @@ def test_a_wish_is_taken_once_or_answered(tmp_path):
     assert not (tmp_path / WISH).exists()
 
 
-@pytest.mark.parametrize(
-    ("servers", "wanted", "why"),
-    [(0, 2, "its rows are in the process of its ranks"), (2, 2, "it has 2 already")],
-)
-def test_what_a_run_cannot_do_is_answered_in_a_sentence(servers, wanted, why, tmp_path, capsys):
+def test_what_a_run_cannot_do_is_answered_in_a_sentence(tmp_path, capsys):
     (tmp_path / "config.json").touch()
-    with WishListener(tmp_path, servers, Ending()).listening():
-        assert main(["resize", str(tmp_path), "--servers", str(wanted)]) == 2
-    assert why in capsys.readouterr().err
+    with WishListener(tmp_path, 2, Ending()).listening():
+        assert main(["resize", str(tmp_path), "--servers", "2"]) == 2
+    assert "it has 2 already" in capsys.readouterr().err
+    assert not (tmp_path / WISH).exists()
+
+
+def test_a_run_without_servers_has_nobody_who_listens(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"engine": {"servers": 0}}')
+    assert main(["resize", str(tmp_path), "--servers", "2"]) == 2
+    assert "its rows are in the process of its ranks" in capsys.readouterr().err
     assert not (tmp_path / WISH).exists()
 
 

@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -29,7 +30,6 @@ from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, Schedule, TableConfig
 from runtime.embedding.store import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.engines.launch.hosts import ProcessHost, read_secret
 from runtime.engines.open import assemble_for
 from runtime.engines.threads import ConcurrentRun
 from runtime.order.executor import OrderedRun
@@ -179,8 +179,10 @@ def on_engine(name: str, servers: int = 1) -> dict[str, Any]:
     return found
 
 
-ENGINES = ["threads", "processes", "network", "workers"]
+ENGINES = ["threads"]
 """Those that run many ranks at once."""
+if find_spec("runtime.engines.wire"):  # else the annexes are left out (tests/test_annexes.py)
+    ENGINES += ["processes", "network", "workers"]
 
 
 @functools.cache
@@ -191,6 +193,8 @@ def host_of_servers() -> tuple[tuple[str, ...], Path]:
     file = Path(folder.name) / "secret"
     file.touch(0o600)
     file.write_text("a secret for tests alone")
+    from runtime.engines.launch.hosts import ProcessHost, read_secret  # late: an annexe
+
     host = ProcessHost("127.0.0.1:0", read_secret(file))
     threading.Thread(target=host.serve, daemon=True, name="host of servers").start()
     return (host.name,), file

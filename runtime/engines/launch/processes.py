@@ -28,9 +28,8 @@ from runtime.engines.wire.listener import Listener
 from runtime.engines.wire.messages import SECRET_BYTES, error_document, error_from, pack_json
 from runtime.engines.wire.peers import START_WITHIN_S, listen
 from runtime.engines.wire.tls import TLS, sealed, unsealed
-from runtime.process import enter_process
+from runtime.process import die_with_parent, enter_process
 from runtime.stop import PeerError
-from runtime.torchrun import die_with_parent
 
 STARTING_AT_ONCE = max(4, os.cpu_count() or 1)
 """Processes that load Python at a time: of a hundred on a few cores none would be ready in time."""
