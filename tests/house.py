@@ -28,7 +28,8 @@ ANNEXES = (
     "runtime/engines/rank_process.py", "runtime/engines/row_processes.py", "runtime/cluster",
     "runtime/dense/group.py", "runtime/dense/distributed.py", "runtime/dense/replicas.py",
     "runtime/run/ranks.py", "runtime/torchrun.py", "runtime/resize.py",
-    "persia_sim/sharded",
+    "persia_sim/sharded", "persia_sim/presets/software.py", "persia_sim/cli/sharded.py",
+    "persia_sim/cli/size.py", "persia_sim/report/compare.py", "persia_sim/report/sizing.py",
 )  # fmt: skip
 """What only runs over several processes and hosts, and systems with their tables on GPUs."""
 LEAST_LINES_OF_A_TWIN = 2

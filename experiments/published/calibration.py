@@ -17,17 +17,15 @@ import numpy as np
 
 from experiments.published.gpu_rows import Measured
 from persia_sim.cluster.machine import Fabric, Reach
+from persia_sim.presets.fitted import FITTED, Constant, holders
 from persia_sim.presets.software import (
     BAND,
-    FITTED,
     Band,
-    Constant,
     Seen,
     applied,
     constants_ln,
     generation,
     half_ln,
-    holders,
     strange,
 )
 from persia_sim.sharded.plan import Software, Strategy

@@ -35,7 +35,8 @@ from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import MACHINES, gcp_100t, ranker_of
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.presets.software import REACH, SOFTWARE
+from persia_sim.presets.fitted import REACH
+from persia_sim.presets.software import SOFTWARE
 from persia_sim.report.compare import alike
 from persia_sim.report.critical_path import blame_of_resources
 from persia_sim.report.measure import throughput

@@ -9,6 +9,7 @@ import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from persia_sim.base.files import read_document
 from persia_sim.cluster.cluster import Cluster, Link, Role
@@ -17,7 +18,9 @@ from persia_sim.cluster.machine import Fabric, Gpu, Host
 from persia_sim.cluster.tables import RowUpdate, Table
 from persia_sim.cluster.workload import Workload
 from persia_sim.presets.costs import BATCHES, CATALOGUE, fitted
-from persia_sim.sharded.ranker import Ranker
+
+if TYPE_CHECKING:  # of systems with their tables on GPUs, for whoever asks for one
+    from persia_sim.sharded.ranker import Ranker
 
 _SHEET = "vendor's data sheet, without sparsity"
 _BUS = {3: 16e9, 4: 32e9, 5: 64e9}
@@ -447,6 +450,8 @@ _MULTI_HOT = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 
 @cache
 def rankers() -> dict[str, Ranker]:
     """The models with tables on GPUs, by name."""
+    from persia_sim.sharded.ranker import Ranker
+
     # Tables of DCNv2 end at 40 million rows; but for a sample's only id of one, ids are uniform.
     multi_hot = (
         Table(
@@ -483,6 +488,8 @@ def ranker_of(workload: Workload) -> Ranker:
 
     Rows and dims are the workload's, so that modes of both kinds answer the same question.
     """
+    from persia_sim.sharded.ranker import Ranker
+
     return Ranker(
         name=workload.name,
         tables=workload.alike,

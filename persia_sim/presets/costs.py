@@ -8,8 +8,7 @@ from math import hypot
 
 from persia_sim.cluster.allreduce import DenseSync
 from persia_sim.cluster.costs import Costs, Launching, Law
-from persia_sim.presets.software import REACH, SOFTWARE, Constant
-from persia_sim.sharded.plan import Software
+from persia_sim.presets.fitted import FITTED, REACH, Constant
 
 _ALL = "all 33 points"
 
@@ -40,6 +39,8 @@ worker, and how many times as long on the 100T run's hosts, whose cores are five
 column of a sample at a loader; the multiplications of Kwai's private network over those that its
 published size would give."""
 
+KERNELS_OF_A_LAYER = 8.0
+"""Of a dense network in eager PyTorch, forward, backward and update."""
 BATCHES = {"v100-paper": 2048, "gcp-100t": 8192}
 """Batch a rank of Kwai, and of 6.25 to 100T, where no document has it: the likeliest power of two,
 tried with all other constants fitted again."""
@@ -50,19 +51,6 @@ _MEASURED = (
     "one core of a Sapphire-Rapids-class Xeon, 6 GB table, rows of 512 bytes: probe, lock, relink "
     "and copy 0.28 us; probe, lock and Adagrad 0.50 us; pooling 23 ns; memcpy about 11 GB/s"
 )
-
-
-def launching_of(software: Software) -> Launching:
-    """What launching a dense network takes with one of the systems, whose graphs cost no host."""
-    layer_s = software.launch_s * software.layer_kernels
-    source = f"{software.name}'s ({software.source.partition(';')[0]})"
-    return Launching(
-        step_s=software.host_s,
-        layer_s=layer_s,
-        sync_s=software.host_multi_s,
-        casts=software.casts,
-        source=source,
-    )
 
 
 CATALOGUE = Costs(
@@ -83,7 +71,13 @@ CATALOGUE = Costs(
     copy_in=Law(fixed_s=100e-6, per_byte_s=0.2e-9, source="assumed: one copy to pinned memory"),
     copy_out=Law(fixed_s=100e-6, per_byte_s=0.2e-9, source="assumed: one copy from pinned memory"),
     gpu_fixed_s=0.0,
-    launching=launching_of(SOFTWARE["torch"]),
+    launching=Launching(
+        step_s=FITTED["eager.host_s"].value,
+        layer_s=FITTED["eager.launch_s"].value * KERNELS_OF_A_LAYER,
+        sync_s=FITTED["eager.host_multi_s"].value,
+        casts=True,
+        source="torch's (PyTorch, eager: a lookup for each table, split by hand)",
+    ),
     gpu_half_batch=64.0,  # assumed: matrices of 64 rows fill a fraction of a GPU's multiprocessors
     dense_sync=DenseSync(source="the machine's links"),
     reach=REACH,

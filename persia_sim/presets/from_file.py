@@ -13,7 +13,7 @@ from functools import partial
 from itertools import pairwise
 from math import isnan
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from persia_sim.base.files import read_document, toml_document
 from persia_sim.base.rules import Quantity
@@ -25,16 +25,17 @@ from persia_sim.cluster.memory import FORMATS, RowFormat
 from persia_sim.cluster.workload import BY_TABLES, Workload
 from persia_sim.presets.catalogue import CLUSTERS, GPUS, MACHINES, costs_of, rankers, workloads
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.presets.software import SOFTWARE
-from persia_sim.sharded.plan import Software
-from persia_sim.sharded.ranker import Ranker
+
+if TYPE_CHECKING:  # of systems with their tables on GPUs, for whoever asks for one
+    from persia_sim.sharded.plan import Software
+    from persia_sim.sharded.ranker import Ranker
 
 Record = TypeVar("Record")
 Preset = TypeVar("Preset")
 
 
 _INIT = "write an example with `persia-sim init`"
-_NAMED: dict[type, Mapping[str, Any]] = {Gpu: GPUS, Host: MACHINES, Software: SOFTWARE}
+_NAMED: dict[type, Mapping[str, Any]] = {Gpu: GPUS, Host: MACHINES}
 """Presets of a part."""
 
 
@@ -268,6 +269,8 @@ def _without_the_bases_tables(document: dict[str, Any], make: Callable[[], Workl
 def read_model(path: Path) -> Ranker | Workload:
     """A model whose tables are on GPUs, each with rows, dim, ids, skew and storage of its own; or a
     workload (its file says ``batch_per_rank``), which `ranker_of` sees that way."""
+    from persia_sim.sharded.ranker import Ranker
+
     document = document_of(path, "model")
     if ("tables" in document and "batch_per_rank" not in document) or str(
         document.get("base")
@@ -301,4 +304,7 @@ def read_host(path: Path) -> Host:
 
 def read_software(path: Path) -> Software:
     """A training system's own costs."""
+    from persia_sim.presets.software import SOFTWARE
+    from persia_sim.sharded.plan import Software
+
     return _read(Software, path, "software", SOFTWARE)

@@ -18,10 +18,9 @@ from persia_sim.cluster.machine import System
 from persia_sim.cluster.scenario import Discipline, Scenario
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.presets.catalogue import ranker_of
+from persia_sim.presets.fitted import FITTED, REACH
 from persia_sim.presets.software import (
     BAND,
-    FITTED,
-    REACH,
     SOFTWARE,
     band_ln,
     spreads_of,

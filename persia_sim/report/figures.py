@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from persia_sim.cluster.memory import fill_s
-from persia_sim.report.compare import Comparison
 from persia_sim.report.measure import Estimate
 from persia_sim.report.report import Report, borrowed, may_be, remedy, sent_bytes
+
+if TYPE_CHECKING:
+    from persia_sim.report.compare import Comparison
 
 
 def figures(

@@ -24,7 +24,7 @@ from persia_sim.cluster.machine import Host, Reach
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.costs import FITS
-from persia_sim.presets.software import FITTED, REACH
+from persia_sim.presets.fitted import FITTED, REACH
 from persia_sim.report.measure import first_steps, throughput
 
 END = NormalDist().inv_cdf(0.95)

@@ -19,7 +19,8 @@ from persia_sim.cluster.demand import demand
 from persia_sim.cluster.machine import System
 from persia_sim.cluster.memory import FORMATS
 from persia_sim.engine.simulate import simulate
-from persia_sim.presets.software import REACH, SOFTWARE
+from persia_sim.presets.fitted import REACH
+from persia_sim.presets.software import SOFTWARE
 from persia_sim.report.compare import launching_s
 from persia_sim.report.measure import throughput
 from persia_sim.sharded.plan import HostTime, Strategy

@@ -15,10 +15,8 @@ from persia_sim.base.popularity import lru_miss_rate
 from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.cluster.machine import Fabric, Gpu, Host, Precision, Reach, System
 from persia_sim.cluster.tables import RowUpdate, Storage, Table
-from persia_sim.presets.software import (
-    REACH,
-    SOFTWARE,
-)
+from persia_sim.presets.fitted import REACH
+from persia_sim.presets.software import SOFTWARE
 from persia_sim.sharded.plan import (
     HostTime,
     Pipeline,

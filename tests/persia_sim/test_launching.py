@@ -9,9 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.cluster.machine import Precision, System
+from persia_sim.presets.costs import CATALOGUE
+from persia_sim.presets.software import SOFTWARE
 from persia_sim.sharded.plan import HostTime, Strategy
 from persia_sim.sharded.stages import host_s, stages, updates_s
 from tests.persia_sim.test_gpu_sharded import BARE, FOUR, HOST, RANKERS, job
+
+
+def test_the_catalogue_launches_as_eager_pytorch_does():
+    """The catalogue's figures stand without the systems with tables on GPUs, and are one's."""
+    torch, found = SOFTWARE["torch"], CATALOGUE.launching
+    assert found.layer_s == torch.launch_s * torch.layer_kernels
+    assert (found.step_s, found.sync_s) == (torch.host_s, torch.host_multi_s)
+    assert found.casts == torch.casts and torch.source in found.source
 
 
 def test_a_step_launches_kernels_for_each_layer_and_each_table_or_each_width_of_them():

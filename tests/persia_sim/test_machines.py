@@ -24,7 +24,8 @@ from persia_sim.cluster.tables import RowUpdate, Table
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import MACHINES, ranker_of, workloads
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.presets.software import REACH, SOFTWARE
+from persia_sim.presets.fitted import REACH
+from persia_sim.presets.software import SOFTWARE
 from persia_sim.report.compare import (
     alike,
     comparison,

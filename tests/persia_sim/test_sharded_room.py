@@ -13,16 +13,14 @@ from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
 from persia_sim.cluster.machine import Precision, System
 from persia_sim.cluster.tables import RowUpdate, Table
 from persia_sim.presets.catalogue import MACHINES
+from persia_sim.presets.fitted import FITTED, REACH, holders
 from persia_sim.presets.software import (
     BAND,
-    FITTED,
-    REACH,
     SOFTWARE,
     Seen,
     band_ln,
     constants_ln,
     half_ln,
-    holders,
     strange,
 )
 from persia_sim.report.compare import fitting_gpus

@@ -1,0 +1,118 @@
+"""Every fitted constant of kernels, links and hosts, and what kernels and links reach.
+
+`FITTED` is what `persia-experiments predict-published --fit` found, how sure it is, and where it
+started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from persia_sim.cluster.machine import Reach
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One fitted constant."""
+
+    value: float
+    """What the fit found."""
+    start: float
+    """Where it started: what a document or an assumption says."""
+    width: float
+    """Standard deviation of the logarithm of the start: how far it is trusted."""
+    is_share: bool = False
+    """Whether it is a share, at most 1."""
+    points: str = ""
+    """The published points that narrow it, or that none does, where somebody looked."""
+    spread: float = 0.0
+    """Standard deviation of the logarithm of what was found, with all others free."""
+    kind: str = ""
+    """Constants of one kind and field are alike: one that no point touches is as the others."""
+
+
+_COMPILED = "compiled"
+_SORTED = "sorted"
+FITTED = {
+    "reach.fp32": Constant(0.7737, 0.72, 0.1, True, spread=0.028),
+    "reach.tf32": Constant(0.4819, 0.5, 0.2, True, spread=0.098),
+    "reach.fp16": Constant(0.4421, 0.5, 0.2, True, spread=0.087),
+    "reach.hbm": Constant(0.8255, 0.8, 0.1, True, spread=0.068),
+    "reach.switch": Constant(0.8439, 0.7, 0.2, True, spread=0.18),
+    "reach.mesh": Constant(0.8328, 0.85, 0.1, True, spread=0.099),
+    "reach.pairs": Constant(0.1626, 0.15, 0.3, True, spread=0.25),
+    "reach.pcie": Constant(0.75, 0.75, 0.2, True, spread=0.2),
+    "reach.sockets_bytes_per_s": Constant(1.714e10, 20e9, 0.4, spread=0.23),
+    "reach.nic": Constant(0.7295, 0.85, 0.1, True, spread=0.066),
+    "reach.activation_passes": Constant(2.334, 4.0, 0.5, spread=0.17),
+    "eager.launch_s": Constant(1.356e-05, 12e-6, 0.5, spread=0.33),
+    "compiled.launch_s": Constant(7.268e-06, 7e-6, 0.5, spread=0.22),
+    "graphs.replay_s": Constant(5.648e-06, 6e-6, 0.5, spread=0.34),
+    "eager.host_s": Constant(0.0004084, 0.5e-3, 0.7, spread=0.62),
+    "eager.host_multi_s": Constant(0.0006249, 1e-3, 0.7, spread=0.49),
+    "torchrec.host_exchange_s": Constant(0.002748, 2e-3, 0.7, spread=0.17),
+    "hugectr-2.host_s": Constant(0.0002993, 0.5e-3, 0.7, spread=0.62, kind=_COMPILED),
+    "hugectr-2.host_multi_s": Constant(0.0005454, 1.5e-3, 0.7, spread=0.39, kind=_COMPILED),
+    "hugectr-3.host_s": Constant(0.0002969, 0.5e-3, 0.7, spread=0.61, kind=_COMPILED),
+    "hugectr-3.host_multi_s": Constant(0.00107, 1.5e-3, 0.7, spread=0.36, kind=_COMPILED),
+    "oneflow.host_s": Constant(0.000774, 0.5e-3, 0.7, spread=0.3, kind=_COMPILED),
+    "oneflow.host_multi_s": Constant(0.004935, 1.5e-3, 0.7, spread=0.11, kind=_COMPILED),
+    "oneflow-v06.host_s": Constant(0.0004853, 0.5e-3, 0.7, spread=0.38, kind=_COMPILED),
+    "oneflow-v06.host_multi_s": Constant(0.001353, 1.5e-3, 0.7, spread=0.24, kind=_COMPILED),
+    "tf2.host_s": Constant(0.0004228, 0.5e-3, 0.7, spread=0.66, kind=_COMPILED),
+    "tf2.host_reading_s": Constant(0.0008335, 0.5e-3, 0.7, spread=0.46),
+    "tf2.host_multi_s": Constant(0.001005, 1.5e-3, 0.7, spread=0.43, kind=_COMPILED),
+    "tf2.exposed": Constant(0.3593, 0.7, 0.5, True, spread=0.31),
+    "tf2-copies.host_multi_s": Constant(0.02798, 1.5e-3, 0.7, spread=0.091),
+    "hugectr.tuned": Constant(1.141, 1.0, 0.3, spread=0.11),
+    "unfused.unfused_passes": Constant(8.266, 4.0, 0.7, spread=0.24),
+    "hugectr.id_s": Constant(4.618e-11, 4e-11, 1.0, spread=0.13),
+    "hugectr.exposed": Constant(0.5493, 0.5, 0.5, True, spread=0.27),
+    "sort.id_s": Constant(1.569e-09, 1e-9, 1.0, spread=0.074, kind=_SORTED),
+    "hash.id_s": Constant(5.167e-09, 1e-9, 1.0, spread=0.17, kind=_SORTED),
+}
+"""Fitted constants by owner and field. What stands in no line here is assumed, and its owner's
+`source` says so."""
+
+_TF2 = ("tf2", "tf2-plain", "tf2-copies", "tf1")
+_HOLDERS = {
+    "eager": ("torch", "torch-fused", "torchrec"),
+    "compiled": (
+        "hugectr-v07",
+        "hugectr-2",
+        "hugectr-3",
+        "oneflow",
+        "oneflow-v06",
+        "oneflow-1",
+        *_TF2,
+    ),
+    "graphs": ("hugectr", "hugectr-v07", "hugectr-3", "torch-graphs"),
+    "sort": ("torch", "oneflow", "oneflow-v06", "oneflow-1", *_TF2),
+    "hash": ("hugectr-2", "hugectr-3"),
+    "unfused": ("tf2-plain", "tf1"),
+    "tf2": _TF2,
+    "hugectr-2": ("hugectr-v07", "hugectr-2"),
+    "oneflow-v06": ("oneflow-v06", "oneflow-1"),
+}
+"""Owner of a constant -> whose field it is. Who launches a kernel decides what that takes: Python,
+a runtime in C++ or the GPU that replays a graph. What libraries take to sort an id is alike on V100
+and A100, whose memories differ by 1.8; where a hash table finds its row, that is beside it."""
+
+
+def holders(owner: str) -> tuple[str, ...]:
+    """Whose field an owner's constant is: its own, or that of all of a kind."""
+    return _HOLDERS.get(owner, (owner,))
+
+
+def fitted_fields(holder: str) -> dict[str, float]:
+    """The fitted fields of a system, or of `Reach`."""
+    parts = {name: name.rpartition(".") for name in FITTED}
+    return {what: FITTED[n].value for n, (who, _, what) in parts.items() if holder in holders(who)}
+
+
+REACH = Reach(
+    **fitted_fields("reach"),
+    tcp=0.6, host=0.8, uvm=0.1, intra_latency_s=1.9e-6, inter_latency_s=4e-6,
+    source="fitted to published steps on V100 to B200; tcp, host and uvm assumed (page faults take "
+    "a row over the bus down to a tenth); hops: NCCL's own table (its protocol LL128 round a ring)",
+)  # fmt: skip
