@@ -215,7 +215,7 @@ def test_every_option_that_a_text_names_is_one(monkeypatch, capsys):
 
     known = {"--help", "--device", "--no-deps", "--head", "--address", "--port", "--resources"}
     known |= {option for a in get_args_parser()._actions for option in a.option_strings}
-    names = "train", "profile", "evaluate", "predict", "export", "serve"
+    names = "train", "profile", "evaluate", "predict", "export", "serve", "describe"
     for module, words in [
         *(("runtime", [name]) for name in names),
         ("persia_sim", []),

@@ -29,10 +29,10 @@ COPIED = (
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = {
     "Begin": ("README", "docs/guides", "docs/words"),
-    "Use it": ("docs/training", "docs/simulator", "docs/cluster", "docs/export"),
+    "Use it": ("docs/training", "docs/simulator", "docs/cluster", "docs/export", "docs/python"),
     "Results": (
         "docs/results/README", "docs/results/simulated", "docs/results/plan", "ARTIFACT", "gallery",
-        "docs/benchmarks",
+        "docs/benchmarks", "docs/trust",
     ),
     "Reference": ("api", "options", "docs/laws", "docs/batch", "docs/wire"),
     "Notebooks": tuple(f"notebooks/{file.stem}" for file in NOTEBOOKS),

@@ -20,6 +20,7 @@ from experiments.paper.record import STORED, Row, read_rows
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "README.md"
 README = ROOT / "README.md"
+GUIDES = ROOT / "docs" / "guides.md"
 SIMULATOR = ROOT / "docs" / "simulator.md"
 SIMULATED = ROOT / "docs" / "results" / "simulated.md"
 ARTIFACT = ROOT / "ARTIFACT.md"
@@ -353,7 +354,7 @@ def which_mode_table() -> str:
 
 
 def first_run() -> str:
-    """What the README's first command prints, as the first day's transcript has it."""
+    """What the guide's first table is, as the first day's transcript has it."""
     text = TRANSCRIPT.read_text()
     shown = text[text.index("clicked, clicks.toml") : text.index("table: out/sweep")]
     return f"```\n{shown.rstrip()}\n```"
@@ -403,7 +404,8 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
         "models": models_table,
         "which mode": which_mode_table,
     },
-    README: {"answer": answer, "first run": first_run, "which mode": which_mode_table},
+    README: {"answer": answer},
+    GUIDES: {"first run": first_run},
     SIMULATOR: {"screen": screen},
     SIMULATED: {"who wins": sharded_table},
     ARTIFACT: {"claims": claims},
