@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from persia_sim.base.trace import Trace
-from persia_sim.base.vocabulary import RULES, Dense, Mode, Read, Rules, Write
+from persia_sim.base.vocabulary import FRESH_TABLES, RULES, Dense, Mode, Read, Rules, Write
 from persia_sim.base.window import constant_lag
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.scenario import Scenario
@@ -41,8 +41,8 @@ def order_of(mode: Mode) -> Callable[[], Any]:
 
 
 def run_by(executor: Callable[[Any], Any], name: str = "constant_lag") -> Callable[..., Any]:
-    def prepared(mode: Mode) -> Callable[[], Any]:
-        assembled = parts(mode, executor=name)
+    def prepared(mode: Mode, **changes: Any) -> Callable[[], Any]:
+        assembled = parts(mode, executor=name, **changes)
         return lambda: executor(assembled).run()
 
     return prepared
@@ -82,6 +82,23 @@ def test_an_engine_carries_out_a_combination_of_rules_or_refuses_it(rules, engin
     with patch.dict(RULES, {mode: rules}), pytest.raises(ValueError) as refusal:
         run()
     assert f"mode {mode} ({rules}) is not carried out by {engine}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("engine", ["constant_lag", "replay", "concurrent", "processes"])
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode.may_merge])
+def test_an_engine_carries_fresh_tables_out_or_refuses_them(mode, engine):
+    """Never silently as late ones."""
+    assert mode.rules_with(True) in FRESH_TABLES
+    if engine == "processes":
+        with pytest.raises(ValueError, match=r"fresh tables ahead.*by servers as processes"):
+            parts(mode, fresh=("item",), executor="concurrent", servers=1)
+        return
+    executor = {"constant_lag": ConstantLagRun, "replay": OrderedRun, "concurrent": ConcurrentRun}
+    name = "concurrent" if engine == "concurrent" else "constant_lag"
+    run_by(executor[engine], name)(mode, fresh=("item",))()
+    without = patch(f"{executor[engine].__module__}.CARRIES", {mode.rules})
+    with without, pytest.raises(ValueError, match=r"fresh tables ahead.*remove --fresh"):
+        executor[engine](parts(mode, fresh=("item",), executor=name))
 
 
 def test_nothing_asks_for_the_name_of_a_mode():

@@ -23,7 +23,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 import numpy as np
 
 from persia_sim.base.files import atomic_write, open_regular, refuse_bomb
-from persia_sim.base.vocabulary import ALL, Event, Kind, Mode
+from persia_sim.base.vocabulary import ALL, OF_FRESH, Event, Kind, Mode
 
 __all__ = ["ALL", "SIMULATED_BATCH", "Event", "Kind", "Trace", "TraceRecorder"]
 
@@ -99,6 +99,15 @@ class Trace:
         """The rows of these kinds, with ``seq`` as a first column: int64 [m, 6]."""
         chosen = np.flatnonzero(np.isin(self.events[:, 0], [int(k) for k in kinds]))
         return np.column_stack([chosen, self.events[chosen]])
+
+    def of_fresh_tables(self) -> Self:
+        """The order of the fresh tables alone: that of a lookahead run, and of nothing where no
+        table is fresh."""
+        lookahead = np.array([OF_FRESH.get(kind, -1) for kind in Kind])
+        kinds = lookahead[self.events[:, 0]]
+        chosen = np.flatnonzero(kinds >= 0) if self.meta.get("fresh") else slice(0)
+        events = np.column_stack([kinds[chosen], self.events[chosen, 1:]])
+        return type(self)(events, self.meta | {"mode": str(Mode.LOOKAHEAD), "fresh": []})
 
     @classmethod
     def of(cls, events: list[Event], **meta: Any) -> Self:
@@ -321,8 +330,9 @@ class TraceRecorder:
 
 
 _OF_ROWS = (Kind.LOOKUP, Kind.REFRESH, Kind.PUSH, Kind.LOST_PUSH)
+_PUSHES = {Kind.LOST_PUSH: Kind.PUSH, Kind.FRESH_LOST_PUSH: Kind.FRESH_PUSH}
 _OF_ROUNDS = (Kind.AVERAGE_READ, Kind.AVERAGE_WRITE)
-_BY_ALL_RANKS = (Kind.PUSH, Kind.DENSE_UPDATE)
+_BY_ALL_RANKS = (Kind.PUSH, Kind.FRESH_PUSH, Kind.DENSE_UPDATE)
 
 
 def refuse_impossible(columns: Sequence[np.ndarray], meta: Any, name: str) -> None:
@@ -341,7 +351,8 @@ def refuse_impossible(columns: Sequence[np.ndarray], meta: Any, name: str) -> No
             raise ValueError(f"trace {name}, row {row}: {what} is {column[row]}: {rule}")
 
     # Each column by itself: kinds of the mode, ranks, steps, shards, versions.
-    possible = _kinds_of(mode)
+    fresh = _fresh_of(meta, mode, name)
+    possible = _kinds_of(mode, fresh)
     names = ", ".join(f"{int(k)} {k.name.lower()}" for k in possible)
     check(np.isin(kind, possible), kind, "kind", f"mode {mode} has {names}")
     whole = (rank == ALL) & np.isin(kind, _BY_ALL_RANKS)
@@ -362,10 +373,15 @@ def refuse_impossible(columns: Sequence[np.ndarray], meta: Any, name: str) -> No
 
     # Events together: none happens twice, and versions grow as they should.
     _check_doubles(columns, name)
-    of_rows = np.flatnonzero(np.isin(kind, _OF_ROWS))
-    for k in np.unique(shard[of_rows]):
-        here = of_rows[shard[of_rows] == k]
-        _check_versions(version[here], kind[here] == Kind.PUSH, here, ranks, f"{name}, shard {k}")
+    groups = {"": set(_OF_ROWS) - (set(OF_FRESH) if fresh else set())}
+    if fresh:
+        groups[", fresh tables"] = set(OF_FRESH)
+    for group, kinds in groups.items():
+        of_rows = np.flatnonzero(np.isin(kind, list(kinds)))
+        for k in np.unique(shard[of_rows]):
+            here = of_rows[shard[of_rows] == k]
+            is_push = np.isin(kind[here], (Kind.PUSH, Kind.FRESH_PUSH))
+            _check_versions(version[here], is_push, here, ranks, f"{name}, shard {k}{group}")
 
 
 def _check_shape(columns: Sequence[np.ndarray], name: str) -> None:
@@ -407,9 +423,20 @@ def _facts(meta: Any, name: str) -> tuple[Mode, int, int]:
     return Mode(meta["mode"]), meta["ranks"], meta.get("shards") or 2**31
 
 
-def _kinds_of(mode: Mode) -> list[Kind]:
-    rows = [Kind.LOOKUP, *([Kind.REFRESH] if mode.prefetches_rows else [])]
+def _fresh_of(meta: dict[str, Any], mode: Mode, name: str) -> bool:
+    """Whether tables are fresh; a trace that does not say it has late ones alone."""
+    fresh = meta.get("fresh") or []
+    if not (isinstance(fresh, list) and all(isinstance(table, str) for table in fresh)):
+        raise ValueError(f"trace {name}: fresh is {fresh!r}: must be a list of names of tables")
+    if fresh and not mode.may_merge:
+        raise ValueError(f"trace {name}: fresh is {fresh}: mode {mode} has no fresh tables")
+    return bool(fresh)
+
+
+def _kinds_of(mode: Mode, fresh: bool) -> list[Kind]:
+    rows = [Kind.LOOKUP, *([Kind.REFRESH] if mode.prefetches_rows or fresh else [])]
     rows += [Kind.PUSH, Kind.LOST_PUSH]
+    rows += [Kind.FRESH_PUSH, Kind.FRESH_LOST_PUSH] if fresh else []
     if mode.has_barrier:
         return [*rows, Kind.DENSE_UPDATE]
     if mode.has_dense_server:
@@ -423,20 +450,23 @@ def _check_doubles(columns: Sequence[np.ndarray], name: str) -> None:
 
     # Rows that describe one event are equal in these columns.
     round_ = np.where(np.isin(kind, _OF_ROUNDS), version, ALL)
-    closes = np.where(kind == Kind.LOST_PUSH, int(Kind.PUSH), kind)
+    closes = kind
+    for lost, push in _PUSHES.items():
+        closes = np.where(closes == lost, int(push), closes)
     events = np.column_stack([closes, rank, step, shard, round_])
     _, firsts, which = np.unique(events, axis=0, return_index=True, return_inverse=True)
     first = firsts[which.ravel()]  # of each row the first one that is equal to it
     doubled = np.flatnonzero(first != np.arange(len(kind)))
 
     # A merged push stands for every rank: none of them pushes that step alone.
-    merged = np.flatnonzero((kind == Kind.PUSH) & (rank == ALL)).tolist()
-    whole = {(int(step[row]), int(shard[row])): row for row in merged}
-    if whole:  # of a merged step, nobody pushes alone
-        for row in np.flatnonzero((kind == Kind.PUSH) & (rank != ALL)).tolist():
-            if (int(step[row]), int(shard[row])) in whole:
-                first[row] = whole[int(step[row]), int(shard[row])]
-                doubled = np.append(doubled, row)
+    for push in _PUSHES.values():
+        merged = np.flatnonzero((kind == push) & (rank == ALL)).tolist()
+        whole = {(int(step[row]), int(shard[row])): row for row in merged}
+        if whole:  # of a merged step, nobody pushes alone
+            for row in np.flatnonzero((kind == push) & (rank != ALL)).tolist():
+                if (int(step[row]), int(shard[row])) in whole:
+                    first[row] = whole[int(step[row]), int(shard[row])]
+                    doubled = np.append(doubled, row)
 
     # Name the first one.
     if len(doubled):

@@ -97,19 +97,27 @@ class Rules(NamedTuple):
     read: Read
     write: Write
     dense: Dense
+    read_fresh: Read | None = None
+    """How the rows of tables named fresh are read, beside late ones; None where no table is. Their
+    gradients are always merged."""
 
     def __str__(self) -> str:
-        return f"rows {self.read}, gradients {self.write}, dense weights {self.dense}"
+        fresh = "" if self.read_fresh is None else f" (those of fresh tables {self.read_fresh})"
+        return f"rows {self.read}{fresh}, gradients {self.write}, dense weights {self.dense}"
 
 
-def refuse_unless_carried(mode: Mode, carries: Collection[Rules], engine: str) -> None:
-    """Raise ValueError where an engine does not carry out what the mode is: nothing falls through
-    to the rules of another mode."""
-    if mode.rules not in carries:
-        raise ValueError(
-            f"mode {mode} ({mode.rules}) is not carried out by {engine}; choose one of"
-            f" {', '.join(known for known in Mode if known.rules in carries)}"
-        )
+def refuse_unless_carried(
+    mode: Mode, carries: Collection[Rules], engine: str, *, fresh: bool = False
+) -> None:
+    """Raise ValueError where an engine does not carry out what the mode is, ``fresh``: with tables
+    named fresh. Nothing falls through to the rules of another mode."""
+    rules = mode.rules_with(fresh)
+    if rules in carries:
+        return
+    remedy = f"choose one of {', '.join(known for known in Mode if known.rules in carries)}"
+    if fresh and mode.rules in carries:
+        remedy = "remove --fresh"
+    raise ValueError(f"mode {mode} ({rules}) is not carried out by {engine}; {remedy}")
 
 
 COMMON_STEP = frozenset(
@@ -128,6 +136,13 @@ OWN_STEPS = frozenset(
     }
 )
 """Modes in which each rank counts its own."""
+FRESH_TABLES = frozenset(
+    {
+        Rules(Read.LATE, Write.CHOSEN, Dense.ALL_REDUCED, Read.AHEAD),
+        Rules(Read.LATE, Write.CHOSEN, Dense.OVERLAPPED, Read.AHEAD),
+    }
+)
+"""Those with late rows and a common step, in which the tables named fresh are exact."""
 
 
 class Mode(StrEnum):
@@ -150,6 +165,10 @@ class Mode(StrEnum):
     def rules(self) -> Rules:
         """What the mode is: three rules, and nothing else."""
         return RULES[self]
+
+    def rules_with(self, fresh: bool) -> Rules:
+        """The mode's rules, with tables named fresh or without."""
+        return self.rules._replace(read_fresh=Read.AHEAD) if fresh else self.rules
 
     @property
     def has_barrier(self) -> bool:
@@ -229,7 +248,8 @@ class Kind(IntEnum):
     LOOKUP = 0
     """Rows of one batch were read at a shard. In lookahead: the prefetch, without side effect."""
     REFRESH = 1
-    """Lookahead: prefetched rows with pending pushes were replaced, new rows were created."""
+    """Prefetched rows with pending pushes were replaced, new rows were created: all rows in
+    lookahead, those of fresh tables in a mode with late rows."""
     PUSH = 2
     """Row gradients were applied at a shard; ``rank`` is ALL when those of a step were merged."""
     LOST_PUSH = 3
@@ -244,6 +264,19 @@ class Kind(IntEnum):
     """async_averaging: a rank's replica entered round ``version``."""
     AVERAGE_WRITE = 8
     """async_averaging: a rank's replica moved by (mean - what it had put in)."""
+    FRESH_PUSH = 9
+    """Fresh tables: their row gradients were applied, merged. A lookup's and a push's rows are then
+    those of the late tables; each group has versions of its own."""
+    FRESH_LOST_PUSH = 10
+    """Fresh tables: row gradients of theirs that will never be applied."""
+
+
+OF_FRESH = {
+    Kind.REFRESH: Kind.REFRESH,
+    Kind.FRESH_PUSH: Kind.PUSH,
+    Kind.FRESH_LOST_PUSH: Kind.LOST_PUSH,
+}
+"""The kinds of a trace that are of its fresh tables, and what each is in lookahead."""
 
 
 class Event(NamedTuple):

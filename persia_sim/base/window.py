@@ -19,6 +19,7 @@ from typing import NamedTuple
 from persia_sim.base.vocabulary import (
     ALL,
     COMMON_STEP,
+    FRESH_TABLES,
     OWN_STEPS,
     Event,
     Kind,
@@ -139,7 +140,7 @@ class Watermarks:
         return self.closed_steps(rank if per_rank else None) >= steps_to_close(step, tau)
 
 
-CARRIES = COMMON_STEP | OWN_STEPS
+CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
 """The modes whose order of events is known here."""
 HasBatch = Callable[[int], bool]
 """Whether the stream has a k-th batch (of a dense update); asked for k = 0, 1, 2, ... in turn."""
@@ -156,6 +157,7 @@ def constant_lag(
     average_every: int | None = None,
     first: int = 0,
     sync_steps: int = 0,
+    fresh: bool = False,
 ) -> Iterator[Event]:
     """Yield the events of a run whose pushes of step s are applied after the updates of s + tau.
 
@@ -166,16 +168,17 @@ def constant_lag(
     In barrier modes a batch is a step of all ranks. In async, rank ``k mod ranks`` takes batch k,
     so that ``ranks`` batches are always in flight and a dense update misses the ``ranks - 1``
     others; there tau counts the rank's own steps. ``average_every`` is the steps that a rank
-    trains between two averagings of async_averaging.
+    trains between two averagings of async_averaging. ``fresh``: some tables are fresh, and so their
+    rows are brought up to date before each step, and written behind it.
     """
-    refuse_unless_carried(mode, CARRIES, "the order of the constant lag")
+    refuse_unless_carried(mode, CARRIES, "the order of the constant lag", fresh=fresh)
     if mode.prefetches_rows:
         return _lookahead(ranks, has_batch, ahead, first)
     if mode.has_barrier:
         if not mode.reads_late_rows:
             tau = 0
             merge_pushes = True
-        return _barrier(ranks, has_batch, tau, merge_pushes, first, sync_steps)
+        return _barrier(ranks, has_batch, tau, merge_pushes, first, sync_steps, fresh)
     if mode.averages_replicas and not average_every:
         raise ValueError("async_averaging needs average_every >= 1 steps")
     return _round_robin(ranks, has_batch, tau, average_every, first)
@@ -187,14 +190,24 @@ def _push(ranks: int, step: int, merged: bool) -> Iterator[Event]:
 
 
 def _barrier(
-    ranks: int, has_batch: HasBatch, lag: int, merged: bool, first: int, sync_steps: int
+    ranks: int,
+    has_batch: HasBatch,
+    lag: int,
+    merged: bool,
+    first: int,
+    sync_steps: int,
+    fresh: bool,
 ) -> Iterator[Event]:
     step = first
     begins = max(first, sync_steps)  # the first step whose push may wait
     while has_batch(step):
         for rank in range(ranks):
             yield Event(Kind.LOOKUP, rank, step)
+        for rank in range(ranks) if fresh else ():
+            yield Event(Kind.REFRESH, rank, step)
         yield Event(Kind.DENSE_UPDATE, ALL, step)
+        if fresh:
+            yield Event(Kind.FRESH_PUSH, ALL, step)
         if step < begins:
             yield from _push(ranks, step, merged)
         elif step - begins >= lag:

@@ -114,14 +114,25 @@ class LearnerState(TypedDict):
     rows: dict[str, bool]
 
 
-class ServerCounters(TypedDict):
-    """What an embedding server has counted."""
+class GroupCounters(TypedDict):
+    """What an embedding server has counted of a group of tables."""
 
     version: Count
     updates: Count
     rows_replaced: Count
     lost: Count
     row_staleness: list[Count]
+
+
+class OfFreshTables(TypedDict, total=False):
+    """What is counted apart where tables are named fresh."""
+
+    fresh: GroupCounters
+
+
+class ServerCounters(GroupCounters, OfFreshTables):
+    """What an embedding server has counted, but for the tables named fresh."""
+
     counters: dict[str, Count]
 
 

@@ -44,6 +44,9 @@ _ASYNC = _in_modes(lambda mode: not mode.has_barrier, "modes async and async_ave
 _MERGES = _in_modes(
     lambda mode: mode.may_merge, "modes raw_hybrid and hybrid; sync always merges, async never"
 )
+_FRESH = _in_modes(
+    lambda mode: mode.may_merge, "modes raw_hybrid and hybrid; other modes have no late rows beside"
+)
 _STARTS = ReadBy(
     lambda run: run.sync.mode.may_merge and run.engine.executor != "replay",
     "modes raw_hybrid and hybrid, where tau 0 is synchronous; a replay has its order",
@@ -82,6 +85,10 @@ class SyncConfig(Checked):
     match: Annotated[Literal["update", "global"], _ASYNC] = "update"
     """What a batch of async holds: as many samples as a dense update of the other modes
     (update), or a rank's share of it (global)."""
+    fresh: Annotated[tuple[str, ...], _FRESH] = ()
+    """Fields or tables of raw_hybrid and hybrid whose rows are exact, while all others are up to
+    tau steps late; a field means its table, and all is every table. Their rows are brought up to
+    date before a step, and their gradients always merged."""
     row_gradients: Annotated[Literal["mean", "sum"], _SUMS] = "mean"
     """Row gradients are those of the global mean loss (mean), or W times these (sum, the
     original's)."""

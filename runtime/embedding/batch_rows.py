@@ -7,7 +7,7 @@ Who holds rows implements `ShardRows`, the server calls it; neither imports the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -245,6 +245,11 @@ def shard_of(ids: np.ndarray, shards: int) -> np.ndarray:
 
 class ShardRows(Protocol):
     """The rows of all tables that one server owns; called under the server's lock."""
+
+    def of_tables(self, names: Collection[str], inside: bool) -> ShardRows:
+        """The same rows, of these tables alone, or of all but these; what is done to the others
+        does nothing."""
+        ...
 
     def read(self, handle: Handle, create: bool, batch_step: int) -> None:
         """Copy the batch's rows into the handle; ``create=False`` has no side effect."""

@@ -9,6 +9,9 @@ this run, `server_rules`. Its rows, their initial values and optimisers are C++ 
 (`native/store`, `native/kernels`). Who asks it for a batch merges duplicate ids and pools rows to
 vectors: `worker`. Lookahead prefetches with `look_up_ahead` and replaces what was written since
 with `bring_up_to_date`.
+
+Tables named fresh are a second server behind the first, `EmbeddingServer.fresh`: the same rows and
+lock, with window marks, pushes and counters of its own, under the rules of lookahead.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from persia_sim.base.trace import ALL, Kind, TraceRecorder
+from persia_sim.base.vocabulary import OF_FRESH
 from persia_sim.base.window import Watermarks
 from runtime.embedding.batch_rows import (
     STALENESS_BINS,
@@ -37,6 +42,7 @@ from runtime.stop import Stop, Turns
 READ, REFRESH, UPDATE = "read", "refresh", "update"
 """Spans of work on rows, on the track `rows`, beside the words of `Stage`."""
 _COUNTED = ("version", "updates", "rows_replaced", "lost")
+_OF_FRESH = {ours: kind for kind, ours in OF_FRESH.items()}
 
 
 Span = Callable[[str, str, int, int], AbstractContextManager[None]]
@@ -56,10 +62,17 @@ class EmbeddingServer:
         gate: PushGate,
         stop: Stop,
         lock: Turns | None = None,
+        *,
+        is_of_fresh: bool = False,
     ) -> None:
-        """``lock``: where requests wait in another way than `Turns`."""
+        """``lock``: where requests wait in another way than `Turns`; ``is_of_fresh``: it serves the
+        fresh tables of another one."""
         self.shard = shard
         self.rows = rows
+        self._own = rows
+        self._is_of_fresh = is_of_fresh
+        self.fresh: EmbeddingServer | None = None
+        """The group of the fresh tables, where there are any; this one serves the others then."""
         self.version = self.updates = self.rows_replaced = self.lost = 0
         self.row_staleness = np.zeros(STALENESS_BINS, np.int64)
         self._counted_before: Mapping[str, int] = {}  # by the rows that went before these
@@ -76,8 +89,33 @@ class EmbeddingServer:
         """A run starts at step 0 on the rows as they are."""
         self._rules = rules
         self._stop = stop
+        self._part_tables(rules)
         self.begin_leg([0] * rules.ranks)
         stop.on_stop(self.lock.wake)
+
+    def _part_tables(self, rules: ServerRules) -> None:
+        """Open the group of the fresh tables, or close it where no table is fresh any more."""
+        if self._is_of_fresh:
+            return
+        if rules.fresh and self.fresh is None:
+            self.fresh = EmbeddingServer(
+                self.shard,
+                self.rows,
+                rules.of_fresh_tables(),
+                self._recorder,
+                self._gate.of_fresh_tables,
+                self._stop,
+                self.lock,
+                is_of_fresh=True,
+            )
+            self.fresh.on_closed = lambda rank, step: self.on_closed(rank, step)
+            self.fresh.span = lambda *work: self.span(*work)
+        elif not rules.fresh:
+            self.fresh = None
+        self._own = self.rows if self.fresh is None else self.rows.of_tables(rules.fresh, False)
+        if self.fresh is not None:
+            self.fresh._own = self.rows.of_tables(rules.fresh, True)
+            self.fresh.begin_run(rules.of_fresh_tables(), self._stop)
 
     def begin_leg(self, first_steps: Sequence[int]) -> None:
         """Ranks begin, or go on, with these steps; every push before them is closed."""
@@ -86,19 +124,26 @@ class EmbeddingServer:
             self._served = list(first_steps)  # per rank: lookups with side effects so far
             self._waiting: dict[int, dict[int, RankPush]] = {}
             self._lost_steps: set[int] = set()  # merged ones, of which some ranks cannot know
+            if self.fresh is not None:
+                self.fresh.begin_leg(first_steps)
 
     def counters(self) -> dict[str, Any]:
-        """What it has counted, as plain JSON."""
+        """What it has counted, as plain JSON; ``fresh`` of the fresh tables."""
         status = self.status()
-        return {name: status[name] for name in (*_COUNTED, "row_staleness", "counters")}
+        names = (*_COUNTED, "row_staleness", "counters", *(["fresh"] if self.fresh else []))
+        return {name: status[name] for name in names}
 
     def status(self) -> dict[str, Any]:
         """What it has counted, and what its rows are."""
         with self.lock:
-            status = self.rows.status() | {name: getattr(self, name) for name in _COUNTED}
+            status = self.rows.status() | self._counts()
             for name, count in self._counted_before.items():
                 status["counters"][name] += count
-            return status | {"row_staleness": self.row_staleness.tolist()}
+            return status | ({"fresh": self.fresh._counts()} if self.fresh else {})
+
+    def _counts(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in _COUNTED}
+        return own | {"row_staleness": self.row_staleness.tolist()}
 
     def export(self, table: str) -> dict[str, np.ndarray]:
         """Ids, values and state of all rows of a table, in any order."""
@@ -110,10 +155,16 @@ class EmbeddingServer:
         """Count on from what `counters` gave, under these rules, on the rows as they are."""
         with self.lock:
             self._rules = rules
-            for name in _COUNTED:
-                setattr(self, name, counters[name])
-            self.row_staleness = np.array(counters["row_staleness"], np.int64)
+            self._part_tables(rules)
+            self._count_on(counters)
             self._counted_before = counters["counters"]
+            if self.fresh is not None and "fresh" in counters:
+                self.fresh._count_on(counters["fresh"])
+
+    def _count_on(self, counters: Mapping[str, Any]) -> None:
+        for name in _COUNTED:
+            setattr(self, name, counters[name])
+        self.row_staleness = np.array(counters["row_staleness"], np.int64)
 
     # What an engine calls: these wait.
 
@@ -136,14 +187,18 @@ class EmbeddingServer:
             return self.rows.lease(handle)
 
     def bring_up_to_date(self, handle: Handle) -> None:
-        """Replace prefetched rows that were written since, when all earlier pushes are applied."""
+        """Replace prefetched rows that were written since, when all earlier pushes are applied: of
+        the fresh tables, where there are any."""
+        if self.fresh is not None:
+            return self.fresh.bring_up_to_date(handle)
         with self.lock:
             self._wait_for_turn(handle)
             self.refresh(handle)
             self._serve(handle)
 
     def give(self, push: RankPush) -> None:
-        """Take a rank's push; when merging, the last one of a step applies them all.
+        """Take a rank's push; when merging, the last one of a step applies them all. Where tables
+        are fresh it is of the others, and goes to ``fresh`` first.
 
         Closes the (rank, step) of every push that is applied or lost.
         """
@@ -210,30 +265,40 @@ class EmbeddingServer:
         with self.lock:
             self._marks.finish(rank, steps)
             self._served[rank] = 2**62
+            if self.fresh is not None:
+                self.fresh.finish(rank, steps)
             self.lock.notify_all()
 
     # What happens in one instant, under the lock; the executor of a given order calls these.
 
     def read(self, handle: Handle, *, create: bool = True) -> None:
-        """Read the batch's rows of this shard into the handle."""
+        """Read the batch's rows of this shard into the handle; those of fresh tables without side
+        effect, to be brought up to date."""
         with self.lock:
             self._record(Kind.LOOKUP, handle.rank, handle.step)
             handle.version[self.shard] = self.version
             batch_step = self._rules.batch_step(handle.rank, handle.step)
             with self.span("rows", READ, handle.rank, handle.step):
-                self.rows.read(handle, create, batch_step)
+                self._own.read(handle, create, batch_step)
+                if self.fresh is not None:
+                    self.fresh._own.read(handle, False, batch_step)
 
     def refresh(self, handle: Handle) -> None:
         """Bring prefetched rows up to date: re-read those written since, create absent ones."""
+        if self.fresh is not None:
+            return self.fresh.refresh(handle)
         with self.lock:
             self._record(Kind.REFRESH, handle.rank, handle.step)
-            handle.version[self.shard] = self.version
+            if not self._is_of_fresh:
+                handle.version[self.shard] = self.version
             batch_step = self._rules.batch_step(handle.rank, handle.step)
             with self.span("rows", REFRESH, handle.rank, handle.step):
-                self.rows_replaced += self.rows.refresh(handle, batch_step)
+                self.rows_replaced += self._own.refresh(handle, batch_step)
 
     def note(self, kind: Kind, rank: int, step: int) -> None:
         """Write down what a read of another rank has served at this instant."""
+        if kind is Kind.REFRESH and self.fresh is not None:
+            return self.fresh.note(kind, rank, step)
         with self.lock:
             self._record(kind, rank, step)
 
@@ -259,14 +324,14 @@ class EmbeddingServer:
                 now = self.version
                 rate = self._rules.rate([now - h.version.get(self.shard, now) for h, _ in pushes])
             if strength:
-                pushes = compensated(self.rows, pushes, self.shard, strength)
+                pushes = compensated(self._own, pushes, self.shard, strength)
 
             # One optimiser update of every row that is touched; schedules go by steps of all ranks.
             self.version += len(pushes) if of_ranks is None else of_ranks
             self.updates += 1
             step = self._rules.step_of_update(self.updates)
             with self.span("rows", UPDATE, 0, step - 1):  # a step of an update is counted from 1
-                self.row_staleness += self.rows.update(pushes, self.updates, step, rate)
+                self.row_staleness += self._own.update(pushes, self.updates, step, rate)
 
     def lose(self, handle: Handle) -> None:
         """Record that the handle's push will never be applied here."""
@@ -282,6 +347,7 @@ class EmbeddingServer:
             self.rows.read(handle, False, 0)
 
     def _record(self, kind: Kind, rank: int, step: int) -> None:
+        kind = _OF_FRESH.get(kind, kind) if self._is_of_fresh else kind
         self._recorder.record(kind, rank, step, self.shard, self.version)
 
     def _wait_for_turn(self, handle: Handle) -> None:
@@ -413,6 +479,11 @@ class PushGate:
         self._changed = threading.Condition()
         self._open: dict[int, tuple[Handle, set[int]]] = {}
         self._cutters = 0
+
+    @cached_property
+    def of_fresh_tables(self) -> PushGate:
+        """The gate of their pushes, which are others than those of late tables."""
+        return PushGate(self._shards)
 
     @contextmanager
     def pushing(self, handles: Sequence[Handle], shard: int) -> Iterator[None]:

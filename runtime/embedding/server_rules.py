@@ -30,10 +30,15 @@ class ServerRules:
     in_rank_order: bool = False
     """The ranks' lookups of a step whose window is 0 are served in rank order: which rows a full
     table evicts must not depend on timing where the run promises the bytes of sync."""
+    fresh_in_rank_order: bool = False
+    """The same of the fresh tables, whose window is always 0."""
     delay_compensation: float = 0.0
     """Strength lambda with which gradients follow rows that have moved since they were read."""
     lr_by_staleness: bool = False
     """A push that missed k steps is applied with the rows' rate divided by max(1, k)."""
+    fresh: tuple[str, ...] = ()
+    """Tables that are exact while the others are late: a group with pushes, window and counters of
+    its own."""
     half: bool = False
     """Rows and gradients travel to and from other hosts as `embedding.half` has it."""
     base_update: int = 0
@@ -41,6 +46,12 @@ class ServerRules:
     base_step: int = 0
     """global steps that they came to, when these rules began to hold: a run that goes on with
     other ranks has other updates per step from then on."""
+
+    def of_fresh_tables(self) -> ServerRules:
+        """What holds for the fresh tables: nothing is late, and a step's pushes are one update."""
+        return ServerRules(
+            ranks=self.ranks, tau=0, merges=True, in_rank_order=self.fresh_in_rank_order
+        )
 
     def window(self, step: int) -> int | None:
         """The bound in force for a lookup of this step.

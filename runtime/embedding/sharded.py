@@ -121,7 +121,11 @@ class ShardedStore(EmbeddingStore):
         return [server.lease(handle, ahead) for server in self.servers]
 
     def give(self, push: RankPush) -> None:
-        """Take a rank's push; None for its gradients closes its step without them."""
+        """Take a rank's push; None for its gradients closes its step without them. Fresh tables
+        come first, at all servers: the next step waits for them."""
+        for server in self.servers:
+            if server.fresh is not None:
+                server.fresh.give(push)
         for server in self.servers:
             server.give(push)
 
@@ -182,7 +186,7 @@ class ShardedStore(EmbeddingStore):
     @contextmanager
     def consistent_cut(self) -> Iterator[None]:
         """Hold every shard at an instant at which no push is half applied."""
-        with self._gate.cut(), self.frozen():
+        with self._gate.cut(), self._gate.of_fresh_tables.cut(), self.frozen():
             yield
 
 
@@ -200,4 +204,10 @@ def divided(counters: Sequence[Mapping[str, Any]], shards: int) -> Sequence[Mapp
     sums = {name: sum(c[name] for c in counters) for name in ("rows_replaced", "lost")}
     of_rows = sum((Counter(c["counters"]) for c in counters), Counter[str]())
     first = sums | {"row_staleness": staleness.tolist(), "counters": of_rows}
-    return [clock | (first if shard == 0 else none) for shard in range(shards)]
+    result = [clock | (first if shard == 0 else none) for shard in range(shards)]
+    if "fresh" not in counters[0]:
+        return result
+    of_fresh = divided([{"counters": {}} | c["fresh"] for c in counters], shards)
+    for one, fresh in zip(result, of_fresh, strict=True):
+        one["fresh"] = {name: count for name, count in fresh.items() if name != "counters"}
+    return result

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from persia_sim.base.trace import TraceRecorder
+from persia_sim.base.vocabulary import COMMON_STEP, OWN_STEPS, refuse_unless_carried
 from runtime.config import DataConfig, TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
@@ -28,6 +29,9 @@ from runtime.engines.wire.peers import STUCK_S, crowding
 from runtime.rank.parts import server_rules
 from runtime.stop import Stop
 
+CARRIES = COMMON_STEP | OWN_STEPS
+"""The modes whose lookups and pushes travel."""
+
 
 class RowProcesses:
     """The processes of a run that hold its rows, and those of its workers, ready to be connected
@@ -35,7 +39,7 @@ class RowProcesses:
 
     def __init__(self, config: TrainConfig, layout: Layout, tables: list[TableConfig]) -> None:
         """Start them, on this host or those that the config names."""
-        self.servers = _start(config, _server_configs(config, tables))
+        self.servers = _start(config, _server_configs(config, layout, tables))
         self.every = [self.servers]
         try:
             if config.engine.workers:
@@ -158,7 +162,11 @@ def _start(
     return HostedProcesses(configs, at, read_secret(engine.servers_secret), tls=engine.tls)
 
 
-def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[ServerConfig]:
+def _server_configs(
+    config: TrainConfig, layout: Layout, tables: list[TableConfig]
+) -> list[ServerConfig]:
+    sync = config.sync
+    refuse_unless_carried(sync.mode, CARRIES, "servers as processes", fresh=bool(sync.fresh))
     alone = config.sync.ranks == 1 and config.sync.mode.reads_fresh_rows
     engine = config.engine
     return [
@@ -167,7 +175,7 @@ def _server_configs(config: TrainConfig, tables: list[TableConfig]) -> list[Serv
             shards=engine.servers,
             seed=config.seed,
             tables=tuple(tables),
-            rules=server_rules(config, tables),
+            rules=server_rules(config, layout, tables),
             threads=engine.server_threads or (engine.threads if alone else 1),
             records=engine.trace_order and config.sync.lookahead != "forwarded",
             patience_s=STUCK_S * crowding(engine.servers + config.sync.ranks),

@@ -18,7 +18,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from persia_sim.base.vocabulary import COMMON_STEP, OWN_STEPS, refuse_unless_carried
+from persia_sim.base.vocabulary import (
+    COMMON_STEP,
+    FRESH_TABLES,
+    OWN_STEPS,
+    refuse_unless_carried,
+)
 from runtime.config import TrainConfig
 from runtime.embedding.native.store import use_threads
 from runtime.rank.learner import enter_device
@@ -27,7 +32,7 @@ from runtime.rank.progress import TRAINING
 from runtime.rank.stages import Fetched, ForwardedStages, LosePush, RankStages, Team
 from runtime.stop import RunStopped, Stop, Turns
 
-CARRIES = COMMON_STEP | OWN_STEPS
+CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
 """The modes that these threads carry out."""
 
 
@@ -35,7 +40,8 @@ class ConcurrentRun:
     """Trains with all ranks at once and measures what that does."""
 
     def __init__(self, parts: Parts, *, lose_push: LosePush | None = None) -> None:
-        refuse_unless_carried(parts.config.sync.mode, CARRIES, "the concurrent executor")
+        sync = parts.config.sync
+        refuse_unless_carried(sync.mode, CARRIES, "the concurrent executor", fresh=bool(sync.fresh))
         self._config = parts.config
         self._stop = parts.stop
         self._device = str(parts.learner.device)
@@ -133,6 +139,13 @@ class RankLoop:
                 "train": partial(self._compute, stages.train_on_lease),
                 "push": partial(self._push, stages.write_back),
             }
+        if self._config.sync.fresh:
+            # Late rows are read and written beside training; bringing fresh tables up to date is
+            # exposed, and so is the push that the next step's waits for.
+            return self._fetching(stages.ask, stages.look_up_late, finishes=False) | {
+                "train": partial(self._compute, self._train_refreshed, finishes=True),
+                "push": partial(self._push, stages.push),
+            }
         if self._config.sync.mode.reads_late_rows:
             return self._fetching(stages.ask, stages.look_up) | {
                 "train": partial(self._compute, stages.forward_backward),
@@ -218,11 +231,20 @@ class RankLoop:
             self._stages.finish(steps)
         self._fetched.put(None)
 
-    def _compute(self, compute: Callable[[Any], object]) -> None:
+    def _train_refreshed(self, fetched: Fetched) -> object:
+        refreshed = self._stages.refresh(fetched)
+        self._stop.sleep(self._latency_s)
+        return self._stages.forward_backward(refreshed)
+
+    def _compute(self, compute: Callable[[Any], object], *, finishes: bool = False) -> None:
+        steps = self._first
         while (fetched := self._fetched.get()) is not None:
             computed = compute(fetched)
             self._computed.wait_for_room()
             self._computed.put(computed, self._latency_s)
+            steps += 1
+        if finishes:  # the last rows are up to date
+            self._stages.finish(steps)
         self._computed.put(None)
 
     def _push(self, push: Callable[[Any], None]) -> None:

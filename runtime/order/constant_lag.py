@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from typing import SupportsFloat
 
 from persia_sim.base.trace import Kind
-from persia_sim.base.vocabulary import COMMON_STEP, refuse_unless_carried
+from persia_sim.base.vocabulary import COMMON_STEP, FRESH_TABLES, refuse_unless_carried
 from runtime.dense.optimizer import DenseGradients, sums_in_rank_order
 from runtime.dense.rules import BarrierRule, LateSum
 from runtime.embedding.batch_rows import Handle, RowGradients
+from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.sharded import ShardedStore
 from runtime.rank.parts import Parts
 from runtime.rank.stages import Team
 
-CARRIES = COMMON_STEP
+CARRIES = COMMON_STEP | FRESH_TABLES
 """The modes of which this loop is the order."""
 
 
@@ -45,7 +46,10 @@ class ConstantLagRun:
     """Trains the batches of a feed, with the rows of ``tau`` steps on their way to the servers."""
 
     def __init__(self, parts: Parts) -> None:
-        refuse_unless_carried(parts.config.sync.mode, CARRIES, "the loop of the constant lag")
+        sync = parts.config.sync
+        has_fresh = bool(sync.fresh)
+        who = "the loop of the constant lag"
+        refuse_unless_carried(sync.mode, CARRIES, who, fresh=has_fresh)
         # Rows lie in this process: the loop reads and writes them at the servers itself.
         if not isinstance(parts.store, ShardedStore):
             raise ValueError(
@@ -61,8 +65,8 @@ class ConstantLagRun:
         self.rule: BarrierRule = self._team.rule
         """The dense weights."""
         # What the mode decides of the loop.
-        sync = parts.config.sync
         self._is_lookahead = sync.mode.prefetches_rows
+        self._has_fresh = has_fresh
         self._merges = sync.merges
         self._tau = sync.window or 0
         """How many steps late rows are; of a config without a bound, none."""
@@ -89,7 +93,7 @@ class ConstantLagRun:
             while len(looked_up) <= ahead and feed.has_batch(step + len(looked_up)):
                 looked_up.append(self._look_up(step + len(looked_up)))
             batches = looked_up.popleft()
-            if self._is_lookahead:
+            if self._is_lookahead or self._has_fresh:
                 self._read_again(batches)
 
             # Forward and backward: every rank on the same dense weights, its rows pooled to one
@@ -118,6 +122,9 @@ class ConstantLagRun:
             meter.update(meter.updates + 1, samples, LateSum(losses), self.rule.snapshot)
 
             # Write back: the rows' gradients of step - tau; of a synchronous start all at once.
+            # Those of fresh tables now, as the next step reads them.
+            if self._has_fresh:
+                self._write_fresh(batches)
             unwritten.append(batches)
             while unwritten and (len(unwritten) > self._tau or step < sync.sync_steps):
                 self._write_back(unwritten.popleft())
@@ -149,7 +156,8 @@ class ConstantLagRun:
         return batches
 
     def _read_again(self, batches: Sequence[RankBatch]) -> None:
-        """lookahead: bring prefetched rows up to date with the pushes that came since."""
+        """Bring prefetched rows up to date with the pushes that came since: in lookahead all, else
+        those of fresh tables."""
         for batch in batches:
             for server in self._servers:
                 server.refresh(batch.handle)
@@ -162,18 +170,29 @@ class ConstantLagRun:
 
         Merged, a row takes one optimiser update from all ranks; else one from each rank.
         """
-        ranks = self._parts.config.sync.ranks
         updates = [batches] if self._merges else [[batch] for batch in batches]
         for pushed_together in updates:
             for server in self._servers:
-                pushes = []
-                for batch in pushed_together:
-                    if batch.row_gradients is None:
-                        server.lose(batch.handle)
-                    else:
-                        pushes.append((batch.handle, batch.row_gradients))
-                of_ranks = ranks if self._parts.fused else len(pushes)
-                server.apply(pushes, merged=self._merges, of_ranks=of_ranks)
+                self._push(server, pushed_together, self._merges)
+
+    def _write_fresh(self, batches: Sequence[RankBatch]) -> None:
+        """Push a step's gradients of fresh tables to all servers: always one update of all ranks.
+
+        All servers before any late push, since the next step waits for these alone.
+        """
+        for server in self._servers:
+            assert server.fresh is not None, "tables are fresh at all servers or at none"
+            self._push(server.fresh, batches, True)
+
+    def _push(self, server: EmbeddingServer, batches: Sequence[RankBatch], merged: bool) -> None:
+        pushes = []
+        for batch in batches:
+            if batch.row_gradients is None:
+                server.lose(batch.handle)
+            else:
+                pushes.append((batch.handle, batch.row_gradients))
+        of_ranks = self._parts.config.sync.ranks if self._parts.fused else len(pushes)
+        server.apply(pushes, merged=merged, of_ranks=of_ranks)
 
     def _note(self, kind: Kind, rank: int, step: int) -> None:
         for server in self._servers:

@@ -17,6 +17,8 @@ from typing import SupportsFloat
 from persia_sim.base.trace import ALL, Event, Kind, Trace
 from persia_sim.base.vocabulary import (
     COMMON_STEP,
+    FRESH_TABLES,
+    OF_FRESH,
     OWN_STEPS,
     Dense,
     refuse_unless_carried,
@@ -27,6 +29,7 @@ from runtime.dense.averaging import AveragedReplicas
 from runtime.dense.optimizer import sums_in_rank_order
 from runtime.dense.rules import AsyncRule, BarrierRule, DenseRule, OnUpdate, StepGradients
 from runtime.embedding.batch_rows import Handle, RowGradients
+from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.sharded import ShardedStore
 from runtime.order.replayable import refuse_other_version
 from runtime.rank.feed import Feed
@@ -34,7 +37,7 @@ from runtime.rank.learner import Gradients
 from runtime.rank.parts import Parts
 from runtime.rank.stages import Fetched, RankStages, Team
 
-CARRIES = COMMON_STEP | OWN_STEPS
+CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
 """The modes whose events it can carry out."""
 Actions = dict[int, Callable[[Event], None]]
 """By kind, what an event does."""
@@ -53,6 +56,7 @@ def constant_lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
         average_every=sync.average_every_steps if sync.mode.averages_replicas else None,
         first=feed.first,
         sync_steps=sync.sync_steps,
+        fresh=bool(sync.fresh),
     )
 
 
@@ -76,6 +80,10 @@ class _InFlight:
     handle: Handle
     unread_shards: set[int]
     unpushed_shards: set[int]
+    unpushed_fresh: set[int]
+    """Shards without the push of the fresh tables; none where no table is fresh."""
+    not_refreshed: set[int]
+    """Shards whose rows are not yet those of the step: of prefetches and of fresh tables."""
     gradients: Gradients | None = None
     rows: RowGradients | None = None
     """None before they are computed, and when they are not finite."""
@@ -83,12 +91,23 @@ class _InFlight:
     applied: bool = False
     """At any shard."""
 
+    def unpushed(self, kind: int) -> set[int]:
+        """The shards that have no push of the tables that an event of this kind is of."""
+        return self.unpushed_fresh if kind in OF_FRESH else self.unpushed_shards
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether every push of it is applied or lost."""
+        return not (self.unpushed_shards or self.unpushed_fresh)
+
 
 class OrderedRun:
     """Executes an order over a learner and a store."""
 
     def __init__(self, parts: Parts) -> None:
-        refuse_unless_carried(parts.config.sync.mode, CARRIES, "the executor of a given order")
+        sync = parts.config.sync
+        who = "the executor of a given order"
+        refuse_unless_carried(sync.mode, CARRIES, who, fresh=bool(sync.fresh))
         self._config = parts.config
         self._feed = parts.feed
         if not isinstance(parts.store, ShardedStore):
@@ -97,6 +116,7 @@ class OrderedRun:
         self._store = parts.store
         self._meter = parts.meter
         self._fused = parts.fused
+        self._has_fresh = bool(sync.fresh)
         # Fused, the batch of rank 0 is that of all ranks; what the others do is only written down.
         self._ranks = range(1 if parts.fused else parts.config.sync.ranks)
         self._team = Team(parts, open_rule)
@@ -111,6 +131,8 @@ class OrderedRun:
             Kind.REFRESH: self._read,
             Kind.PUSH: self._push,
             Kind.LOST_PUSH: self._lose,
+            Kind.FRESH_PUSH: self._push,
+            Kind.FRESH_LOST_PUSH: self._lose,
         }
 
     def _dense_actions(self, rule: DenseRule) -> Actions:
@@ -177,8 +199,9 @@ class OrderedRun:
                     " replay needs the data and the batch size of the recorded run"
                 )
             every = range(self._store.shards)
+            fresh = every if self._has_fresh else ()
             flying = self._flying[rank, step] = _InFlight(
-                fetched, fetched.handle, set(every), set(every)
+                fetched, fetched.handle, set(every), set(every), set(fresh), set(fresh)
             )
         return flying
 
@@ -191,6 +214,7 @@ class OrderedRun:
             flying = self._batch(event.rank, event.step)
             if event.kind == Kind.REFRESH:
                 server.refresh(flying.handle)
+                flying.not_refreshed.discard(shard)
                 continue
             server.read(flying.handle, create=not self._config.sync.mode.prefetches_rows)
             flying.unread_shards.discard(shard)
@@ -201,6 +225,12 @@ class OrderedRun:
             raise ValueError(
                 f"the order trains rank {handle.rank}, step {handle.step} before"
                 f" it reads shards {sorted(flying.unread_shards)}; it is not a whole order"
+            )
+        if flying.not_refreshed:
+            raise ValueError(
+                f"the order trains rank {handle.rank}, step {handle.step} before it brings the"
+                f" fresh tables of shards {sorted(flying.not_refreshed)} up to date; it is not a"
+                " whole order"
             )
         if flying.gradients is None:
             stages = self._stages[handle.rank]
@@ -218,15 +248,16 @@ class OrderedRun:
 
         # At each server the gradients of the batches that are still open there make one update.
         for shard in self._shards(event):
-            here = [f for f in flying if shard in f.unpushed_shards]
+            server = self._group(event, shard)
+            here = [f for f in flying if shard in f.unpushed(event.kind)]
             for one in here:
-                one.unpushed_shards.remove(shard)
+                one.unpushed(event.kind).remove(shard)
                 one.applied |= one.rows is not None
                 if one.rows is None:
-                    self._store.servers[shard].lose(one.handle)
+                    server.lose(one.handle)
             pushes = [(f.handle, f.rows) for f in here if f.rows is not None]
             of_ranks = self._config.sync.ranks if self._fused else len(pushes)
-            self._store.servers[shard].apply(pushes, merged=event.rank == ALL, of_ranks=of_ranks)
+            server.apply(pushes, merged=event.rank == ALL, of_ranks=of_ranks)
         for one in flying:
             self._forget_if_done(one)
 
@@ -235,13 +266,23 @@ class OrderedRun:
         if flying is None:
             return
         gradients = self._compute(flying)
-        lost = flying.unpushed_shards & set(self._shards(event))
+        unpushed = flying.unpushed(event.kind)
+        lost = unpushed & set(self._shards(event))
         for shard in sorted(lost):
-            self._store.servers[shard].lose(flying.handle)
-        flying.unpushed_shards -= lost
-        if gradients.finite and not flying.unpushed_shards and not flying.applied:
+            self._group(event, shard).lose(flying.handle)
+        unpushed -= lost
+        if gradients.finite and flying.is_pushed and not flying.applied:
             self._meter.lose()
         self._forget_if_done(flying)
+
+    def _group(self, event: Event, shard: int) -> EmbeddingServer:
+        """Who holds the tables that the push is of."""
+        server = self._store.servers[shard]
+        if event.kind not in OF_FRESH:
+            return server
+        if server.fresh is None:
+            raise ValueError(f"the order pushes fresh tables, and this run has none: {event}")
+        return server.fresh
 
     def _dense_update(self, rule: BarrierRule, event: Event) -> None:
         # A rank without samples (of a short last step) has read nothing and starts here.
@@ -268,7 +309,7 @@ class OrderedRun:
         self._forget_if_done(flying)
 
     def _forget_if_done(self, flying: _InFlight) -> None:
-        if flying.dense_done and not flying.unpushed_shards:
+        if flying.dense_done and flying.is_pushed:
             del self._flying[flying.handle.rank, flying.handle.step]
 
 

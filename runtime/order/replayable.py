@@ -16,14 +16,22 @@ from runtime.data.source import Source, differences
 from runtime.embedding.config import TableConfig
 from runtime.files import table_beside
 from runtime.models.imported import code_sha256
+from runtime.rank.parts import fresh_tables
 
 _REASONS = table_beside(__file__).items()
 DECIDES_NO_BYTE = {option: reason for reason, options in _REASONS for option in options}
 """Options that a replay may have otherwise than its trace, and why."""
-_DERIVED = ("mode", "ranks", "merge-pushes", "shards")
+FRESH = "fresh"
+"""The fact that names the fresh tables; a trace without it has late ones alone."""
+_DERIVED = ("mode", "ranks", "merge-pushes", "shards", FRESH)
 """Options whose fact says what came of them in this mode and engine."""
 
-_WITHOUT_VERSION = (Kind.LOST_PUSH, Kind.AVERAGE_READ, Kind.AVERAGE_WRITE)
+_WITHOUT_VERSION = (
+    Kind.LOST_PUSH,
+    Kind.FRESH_LOST_PUSH,
+    Kind.AVERAGE_READ,
+    Kind.AVERAGE_WRITE,
+)
 """A lost push reads and writes nothing; the version of an averaging is the number of its round."""
 
 
@@ -35,8 +43,10 @@ def trace_meta(
     ``tables``: every table as it is trained, whoever configured it.
     """
     data = source.provenance()
+    fresh = fresh_tables(config.sync.fresh, source.layout)
     return {
         **config_facts(config),
+        **({FRESH: list(fresh)} if fresh else {}),
         **{f"rows.{name}": f"{table}" for name, table in sorted(tables.items())},
         "torch": torch.__version__,
         "data": data.name,
@@ -90,7 +100,8 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
     recorded = trace.meta
     if trace.is_simulated:
         _refuse_too_short(trace, meta.get("steps"), name)
-        meta = {key: meta[key] for key in ("mode", "ranks", "batch_per_rank")}
+        known = ("mode", "ranks", "batch_per_rank", FRESH)
+        meta = {key: meta[key] for key in known if key in meta}
     elif meta["precision"] == "float16" and not Mode(meta["mode"]).has_barrier:
         raise ValueError(
             f"trace {name} cannot be replayed: in mode {meta['mode']} float16 scales its loss by"
@@ -98,7 +109,8 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
         )
 
     # Name every difference, and what to type so that there is none.
-    differing = [key for key, value in meta.items() if key != "tau" and recorded.get(key) != value]
+    named = dict.fromkeys([*meta, *([FRESH] if "data_sha256" in whole else [])])
+    differing = [key for key in named if key != "tau" and recorded.get(key) != meta.get(key)]
     if differing:
         differences = [_difference(key, "trace", recorded, "this run", meta) for key in differing]
         remedy = _options_of(recorded, whole, differing)
@@ -131,7 +143,7 @@ def _options_of(
     return " ".join(words)
 
 
-_OF_OPTIONS = frozenset(config_facts(TrainConfig()))
+_OF_OPTIONS = frozenset([*config_facts(TrainConfig()), FRESH])
 """The facts that options decide."""
 
 

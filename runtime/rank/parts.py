@@ -108,7 +108,8 @@ class Parts:
         """These parts over the stream from its start: model and rows stay, records are fresh."""
         stop = Stop()
         config = self.config
-        self.store.begin_run(server_rules(config, self.store.tables.values()), stop)
+        store = self.store
+        store.begin_run(server_rules(config, store.layout, store.tables.values()), stop)
         self.spans.seconds.clear()
         self.spans.paused_s.clear()
         self.store.waited_s.clear()
@@ -137,7 +138,7 @@ def rows_here(
             shards=config.engine.shards,
             seed=config.seed,
             recorder=recorder,
-            rules=server_rules(config, tables),
+            rules=server_rules(config, layout, tables),
             stop=stop,
         )
     )
@@ -189,9 +190,33 @@ def tables_of(
     return {name: replace(overrides.get(name, config.rows), name=name) for name in names}
 
 
-def server_rules(config: TrainConfig, tables: Iterable[TableConfig]) -> ServerRules:
+ALL_TABLES = "all"
+"""In `sync.fresh`, every table."""
+
+
+def fresh_tables(named: Sequence[str], layout: Layout) -> tuple[str, ...]:
+    """The tables that ``sync.fresh`` means, sorted; raises ValueError for a name that the data
+    lack."""
+    tables = {field.table for field in layout.fields}
+    of_fields = {field.name: field.table for field in layout.fields}
+    if ALL_TABLES in named:
+        return tuple(sorted(tables))
+    meant = set()
+    for name in named:
+        if name not in tables and name not in of_fields:
+            raise ValueError(
+                f"sync.fresh names {name!r}, which is no field or table of the data; choose among"
+                f" {', '.join(dict.fromkeys([*of_fields, *sorted(tables)]))}, or {ALL_TABLES}"
+            )
+        meant.add(name if name in tables else of_fields[name])
+    return tuple(sorted(meant))
+
+
+def server_rules(config: TrainConfig, layout: Layout, tables: Iterable[TableConfig]) -> ServerRules:
     """How lookups and pushes of this run meet at a server."""
     sync = config.sync
+    fresh = fresh_tables(sync.fresh, layout)
+    ordered = {table.name for table in tables if table.depends_on_lookup_order}
     pushes = sync.ranks if sync.mode.has_barrier else config.dense_updates_per_step
     exact = sync.mode.has_barrier and (sync.window == 0 or sync.sync_steps > 0)
     return ServerRules(
@@ -202,7 +227,9 @@ def server_rules(config: TrainConfig, tables: Iterable[TableConfig]) -> ServerRu
         merges=sync.merges,
         # Row updates that take ``batch`` samples together.
         updates_per_step=1 if sync.merges else pushes,
-        in_rank_order=exact and any(t.depends_on_lookup_order for t in tables),
+        in_rank_order=exact and bool(ordered - {*fresh}),
+        fresh_in_rank_order=bool(ordered & {*fresh}),
+        fresh=fresh,
         delay_compensation=sync.delay_compensation,
         lr_by_staleness=sync.lr_by_staleness,
         half=sync.half,

@@ -108,6 +108,11 @@ class RankStages:
         self._store.look_up(loaded.handle)
         return self.stage(loaded)
 
+    def look_up_late(self, loaded: Fetched) -> Fetched:
+        """The same where tables are fresh: their rows are still to be brought up to date."""
+        self._store.look_up(loaded.handle)
+        return loaded
+
     def fetch(self, step: int) -> Fetched | None:
         """load and lookup in one; None past the end of the data."""
         loaded = self.ask(step)
@@ -128,7 +133,8 @@ class RankStages:
         return loaded
 
     def refresh(self, fetched: Fetched) -> Fetched:
-        """lookahead: at the logical step, replace rows that were written since the prefetch."""
+        """lookahead, fresh tables: at the logical step, replace rows that were written since the
+        prefetch."""
         self._store.bring_up_to_date(fetched.handle)
         return self.stage(fetched)
 
@@ -259,7 +265,8 @@ class Team:
         sync = config.sync
         self.permits: Permits | None = None
         if sync.permits is not None:
-            self.permits = Permits(sync.ranks, sync.permits, parts.store.shards, parts.stop)
+            closings = parts.store.shards * (2 if sync.fresh else 1)  # a push for each group
+            self.permits = Permits(sync.ranks, sync.permits, closings, parts.stop)
             parts.store.on_closed(self.permits.give_back)
         self.copies = self._open_copies()
 
@@ -313,9 +320,10 @@ class Permits:
     """The original's other bound: batches of a rank between the start of its lookup and the moment
     at which every server has closed its push."""
 
-    def __init__(self, ranks: int, permits: int, servers: int, stop: Stop) -> None:
+    def __init__(self, ranks: int, permits: int, closings: int, stop: Stop) -> None:
+        """``closings``: pushes of a (rank, step) that are closed, at all servers together."""
         self._permits = permits
-        self._servers = servers
+        self._of_a_batch = closings
         self._stop = stop
         self._in_flight = [0] * ranks
         self._closings: Counter[tuple[int, int]] = Counter()
@@ -336,7 +344,7 @@ class Permits:
         """A server has closed the push of (rank, step); with the last one the permit is free."""
         with self._changed:
             self._closings[rank, step] += 1
-            if self._closings[rank, step] == self._servers:
+            if self._closings[rank, step] == self._of_a_batch:
                 del self._closings[rank, step]
                 self._in_flight[rank] -= 1
                 self._changed.notify_all()

@@ -109,7 +109,8 @@ def open_executor(parts: Parts) -> ConcurrentRun | ConstantLagRun | OrderedRun:
     if parts.config.engine.executor == "concurrent":
         return ConcurrentRun(parts)
     is_lag = parts.config.engine.executor == "constant_lag"
-    if is_lag and parts.config.sync.mode.rules in CARRIES:
+    sync = parts.config.sync
+    if is_lag and sync.mode.rules_with(bool(sync.fresh)) in CARRIES:
         return ConstantLagRun(parts)
     return OrderedRun(parts)
 
@@ -142,7 +143,7 @@ class Training:
         )
 
         # Staleness is counted on the way where no order is kept.
-        self._rules = server_rules(config, parts.store.tables.values())
+        self._rules = server_rules(config, parts.store.layout, parts.store.tables.values())
         self._counter = StalenessCounter(config.sync.mode, config.sync.ranks)
         if not parts.recorder.keeps:
             parts.recorder.listen(self._counter.note)

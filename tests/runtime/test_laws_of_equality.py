@@ -290,10 +290,11 @@ def test_what_decides_no_byte_is_an_option_and_another_value_of_it_is_taken(opti
 def test_a_real_trace_is_refused_for_other_data(change, said):
     before = replace(SOURCE.provenance(), schema={"columns": [{"name": "a", "log": True}]})
     chosen = config(ranks=2)
-    facts = [
-        trace_meta(chosen, SimpleNamespace(provenance=lambda now=now: now), {"rows": chosen.rows})
+    sources = [
+        SimpleNamespace(layout=SOURCE.layout, provenance=lambda now=now: now)
         for now in (before, replace(before, **change))
     ]
+    facts = [trace_meta(chosen, source, {"rows": chosen.rows}) for source in sources]
     refuse_other_run(Trace.of([], **facts[0]), facts[0], "t.npz")
     with pytest.raises(ValueError, match=said):
         refuse_other_run(Trace.of([], **facts[0]), facts[1], "t.npz")

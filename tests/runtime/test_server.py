@@ -266,7 +266,7 @@ def test_expiry_and_admission_go_by_the_global_step_in_async_too():
 def test_one_of_every_rank_is_a_step_where_the_batch_is_shared_globally():
     """15 samples over 8 ranks are shares of 1 and 2: eight updates, not fifteen."""
     settings = config(mode=Mode.ASYNC, ranks=8, batch=15, match="global", steps=3)
-    assert server_rules(settings, [settings.rows]).updates_per_step == 8
+    assert server_rules(settings, ArraySource(1).layout, [settings.rows]).updates_per_step == 8
     meter = run(settings, ArraySource(100)).meter
     assert (meter.samples, meter.updates) == (45, 24)
 

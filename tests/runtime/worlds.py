@@ -36,6 +36,7 @@ from runtime.order.executor import OrderedRun
 from runtime.order.merge_recordings import merged_trace
 from runtime.process import flushing_denormals
 from runtime.rank.learner import Learner
+from runtime.rank.parts import fresh_tables
 from runtime.rank.progress import Meter, SpanRecorder
 from runtime.run.session import Outcome
 from runtime.run.training import open_executor
@@ -140,7 +141,7 @@ def _another(value: Any, kind: Any) -> Any:
     if isinstance(kind, AsGroup):
         return {"users": {"dim": 3}}
     if get_origin(kind) is tuple:
-        return (*(value or ()), 3)
+        return (*(value or ()), "item" if str in get_args(kind) else 3)  # a field of the data
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     choices = list(kind) if isinstance(kind, type) and issubclass(kind, Enum) else choices
     if choices:
@@ -269,6 +270,7 @@ def _run(
     rule.drain()
     sync = settings.sync
     meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window}
+    meta["fresh"] = list(fresh_tables(sync.fresh, source.layout))
     trace = merged_trace(parts.recorder.finish(**meta), parts.store.recorded())
     return World(parts.worker, parts.learner, trace, parts.meter, rule.snapshot())
 

@@ -6,9 +6,10 @@ released.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -153,6 +154,16 @@ class NativeShard:
         self._optimizer_of = [self._optimizers.index(t.optimizer) for t in configs]
         self.tables = {t.name: open_table(t, seed, shards) for t in configs}
         self._all = list(self.tables.values())
+        self._numbers: list[int] | None = None  # of the tables here, where they are not all
+
+    def of_tables(self, names: Collection[str], inside: bool) -> NativeShard:
+        """The same rows, of these tables alone, or of all but these."""
+        result = copy.copy(self)
+        numbers = [k for k, name in enumerate(self.tables) if (name in names) is inside]
+        result._numbers = numbers
+        result._all = [self._all[k] for k in numbers]
+        result._optimizer_of = [self._optimizer_of[k] for k in numbers]
+        return result
 
     def read(self, handle: Handle, create: bool, batch_step: int) -> None:
         """Copy the batch's rows into the handle."""
@@ -211,7 +222,10 @@ class NativeShard:
         slots = handle.slots
         writes = handle.writes
         assert slots is not None and writes is not None, "of a handle that rows here were read into"
-        return plan.ids, plan.spans_of(self.shard), slots.flat, writes.flat
+        spans = plan.spans_of(self.shard)
+        if self._numbers is not None:
+            spans = spans[self._numbers]
+        return plan.ids, spans, slots.flat, writes.flat
 
 
 def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:

@@ -208,7 +208,8 @@ class Mortal:
         parts = assemble_for(chosen, ArraySource(24 * STEPS))
         self.told, self.killed, self.with_it = list[str](), 0, list[int]()
         self.parts, self.store, self.meter = parts, parts.store, parts.meter
-        saved = [SavedServer(server_rules(chosen, self.store.tables.values()), [0] * 3)]
+        rules = server_rules(chosen, self.store.layout, self.store.tables.values())
+        saved = [SavedServer(rules, [0] * 3)]
         self.store.allow_failover(lambda shard: saved, self.told.append)
         push = RankStages.push
 
