@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["sweep"]
+__all__ = ["sweep", "which_mode"]
 
 
 def sweep(
@@ -46,3 +46,41 @@ def sweep(
         out=None if out is None else Path(out),
     )
     return pd.DataFrame(table_of(study if isinstance(study, Mapping) else file, options, typed))
+
+
+def which_mode(
+    data: str | Path,
+    cluster: str | Path,
+    *,
+    config: str | Path | None = None,
+    set: Sequence[str] = (),
+    minutes: float = 10.0,
+    tolerance: float = 1.0,
+    out: str | Path | None = None,
+    **more: Any,
+) -> pd.DataFrame:
+    """What each mode gains on a cluster and loses on a log, printed with the advice.
+
+    ``data``: the log's schema, as ``"clicks.toml"``; ``cluster``: a file or a preset. ``config``,
+    ``set``: options of training, as of `sweep`'s command. ``minutes``: that all of it may take;
+    ``tolerance``: thousandths of AUC that a mode may lose. ``more``: other options of the command
+    `which-mode`, by name. Returns a row a mode: ``samples_per_s`` and
+    ``usd_per_billion_samples``, each with its ``_low`` and ``_high``, ``rows_late``, ``gap`` and
+    ``gap_half_width_95`` among its columns. Raises ValueError for what cannot be asked.
+    """
+    import pandas as pd  # late: with torch they take seconds
+
+    from experiments.choosing.answer import answered
+    from experiments.studies.which_mode import Options
+
+    options = Options(
+        data=str(data),
+        cluster=str(cluster),
+        config=None if config is None else Path(config),
+        set=tuple(set),
+        minutes=minutes,
+        tolerance=tolerance,
+        out=None if out is None else Path(out),
+        **more,
+    )
+    return pd.DataFrame(answered(options))

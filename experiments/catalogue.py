@@ -68,7 +68,7 @@ STUDIES = _by_name(
     Study("paper", "every piece below, then the paper's claims beside what was found", 20),
     Study(
         name="which-mode",
-        says="what each mode gains in samples/s and $ and loses in AUC, on three clusters",
+        says="which mode for your log on your cluster: samples/s, $ and AUC of each, and advice",
         minutes=1,
         title="Which mode to take: what it gains, what it loses",
         caption="Left: simulated samples per second over those of sync, by cluster. Right: test AUC"

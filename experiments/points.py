@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.options import hold
 from persia_sim.base.command_line import option_values
+from persia_sim.base.schema import Within
 from persia_sim.base.trace import Trace
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.data.source import Provenance
@@ -24,6 +26,7 @@ Setting = tuple[str, int | None]
 SYNTHETIC = "synthetic"
 _FIRST_DRAW = (SYNTHETIC, "default", "1", "1")  # kind, preset, scale, draw
 _ROWS_OF_AN_ORDINARY_SET = 165_000  # KuaiRand's training part; only the progress bar asks
+MOST_POINTS = 100_000
 _DECIDES_NO_RESULT = ("data.dir", "data.keep")
 """Where the data lie, and whether they are kept parsed."""
 
@@ -154,6 +157,22 @@ def over_seeds(label: str, config: TrainConfig, seeds: int, decides: str) -> lis
         Point(label=f"{label}-seed{seed}", config=with_seed(config, seed), data_sha256=decides)
         for seed in range(seeds)
     ]
+
+
+def points_of(lines: Sequence[Line], seeds: int, also: str = "") -> list[list[Point]]:
+    """The points of each line, a seed each; lines that are the same run share theirs."""
+    hold("the number of points", len(lines) * seeds, Within(1, MOST_POINTS))
+    checksums: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    points = []
+    for line in lines:
+        data = line.config.data
+        if repr(data) not in checksums:
+            checksums[repr(data)] = data_sha256(line.config)
+        decides = " ".join(filter(None, [checksums[repr(data)], also]))
+        label = labels.setdefault(repr(line.config), line.slug)
+        points.append(over_seeds(label, line.config, seeds, decides))
+    return points
 
 
 def with_seed(config: TrainConfig, seed: int) -> TrainConfig:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
+from experiments.choosing.speeds import label_of
 from experiments.options import PAPER_MODES, Count, Parallel, Ranks, Some, Tau, hold
 from experiments.result_cache import ResultCache
 from experiments.tables import Column, leave, table
@@ -163,14 +162,6 @@ def _memory(point: sweep.Point, rows: str | None) -> Capacity | str:
 
 def _label(point: sweep.Point, options: Options) -> str:
     return label_of(point, options.row_format or rows_of(point.workload), options.precision)
-
-
-def label_of(point: sweep.Point, rows: str, half_width: float) -> str:
-    """The label of a point's row: with what decides it beside the point itself."""
-    files = [name for name in (point.cluster, point.workload, rows) if name.endswith(".toml")]
-    text = "".join(Path(name).read_text() for name in files)  # an edited file is another point
-    checksum = f", {hashlib.sha256(text.encode()).hexdigest()[:12]}" if files else ""
-    return f"{point.label}, {rows}, half width {half_width:g}{checksum}"
 
 
 ROW_KEYS = (

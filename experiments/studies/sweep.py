@@ -27,8 +27,8 @@ from experiments.line_search import (
     write_config,
 )
 from experiments.option_values import typed_values
-from experiments.options import Parallel, Seeds, hold
-from experiments.points import Line, Point, data_sha256, files_digest, over_seeds, what_decides
+from experiments.options import Parallel, Seeds
+from experiments.points import Line, files_digest, points_of, what_decides
 from experiments.search import NO_RATE
 from experiments.statistics import t_interval
 from experiments.study_file import Study, read_study
@@ -39,7 +39,6 @@ from persia_sim.base.rules import Refused
 from persia_sim.base.schema import Within
 from runtime.files import BrokenFileError
 
-MOST_POINTS = 100_000
 Table = list[dict[str, Any]]
 
 
@@ -157,22 +156,6 @@ def _digest(options: Options, lines: Sequence[Line]) -> str:
     if note := what_decides(models, options.also_hash):
         print(f"  {note}")
     return also
-
-
-def points_of(lines: Sequence[Line], seeds: int, also: str = "") -> list[list[Point]]:
-    """The points of each line, a seed each; lines that are the same run share theirs."""
-    hold("the number of points", len(lines) * seeds, Within(1, MOST_POINTS))
-    checksums: dict[str, str] = {}
-    labels: dict[str, str] = {}
-    points = []
-    for line in lines:
-        data = line.config.data
-        if repr(data) not in checksums:
-            checksums[repr(data)] = data_sha256(line.config)
-        decides = " ".join(filter(None, [checksums[repr(data)], also]))
-        label = labels.setdefault(repr(line.config), line.slug)
-        points.append(over_seeds(label, line.config, seeds, decides))
-    return points
 
 
 def _at_own_rates(

@@ -1,4 +1,5 @@
-"""Which mode to take: what each gains on three clusters, and what it loses in AUC.
+"""Which mode to take: for a log on a cluster (`experiments.choosing`); else, what each gains on
+three clusters, and loses on stored streams.
 
 Throughput and dollars are simulated. AUC and the updates to sync's AUC come from the stored runs of
 the study of lateness, at the very lateness that a mode has under a constant lag; where it was not
@@ -10,27 +11,27 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_type_hints
 
+from experiments.choosing.speeds import label_of, usd_per_hour
 from experiments.lateness.runs import FLUSHED, KEPT, Record, record_of
 from experiments.lateness.streams import OWN, SHUFFLED, STREAMS, TAU_CELLS, TEST, TIME
 from experiments.options import OneOf, Parallel, Some
 from experiments.paper.record import STORED
 from experiments.result_cache import ResultCache
-from experiments.studies.cluster_sweep import label_of
 from experiments.tables import Column, leave, table
 from experiments.targets import target_lines
 from paper_figs import SHORT
 from persia_sim.base.command_line import Unset
+from persia_sim.base.rules import Refused
 from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import UpdatesMissed, updates_missed
-from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.memory import capacity
-from persia_sim.presets.catalogue import MACHINES, rows_of
+from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_rows
 from persia_sim.report import sweep
 
@@ -43,12 +44,8 @@ LABELS = {
     "async": (Mode.ASYNC, 4),
 }
 """What is compared: the mode and its tau, by the words of the table."""
-RENTED = {
-    "v100-100gbit": MACHINES["p3.16xlarge"].usd_per_hour,
-    "2 x E5-2680 v4": MACHINES["c2-standard-30"].usd_per_hour * 52 / 30,
-}
-"""Dollars an hour of the paper's machines, which have no list price: those of the nearest machine
-that was for rent, by the GPU and by the core."""
+WITH_DATA = "only with --data"
+"""The mark of options about a log."""
 REAL = ("movielens-latest-small-2016", "kuairand-pure-14d", "oulad-assessments", "tennis")
 """The real streams of the study."""
 HALF_WIDTH = 0.02
@@ -57,20 +54,64 @@ HALF_WIDTH = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Parallel):
-    """Three clusters in five modes: throughput, dollars, AUC lost, seconds to sync's AUC."""
+    """Which mode to take for your log on your cluster: samples/s and dollars of each, and the AUC
+    that it loses on the log. Without --data: the losses of stored streams on three clusters."""
 
-    cluster: Annotated[str | None, Unset("examples/cluster.toml of the checkout")] = None
+    data: str | None = None
+    """Your log: its schema (.toml), as clicks.toml, or a ready data set."""
+    cluster: Annotated[str | None, Unset("gcp-100t; without --data examples/cluster.toml")] = None
     """Your cluster: cluster.toml as `persia-sim init` writes it, or a preset of the simulator."""
-    workload: Annotated[str | None, Unset("examples/workload.toml of the checkout")] = None
+    workload: Annotated[
+        str | None, Unset("counted in log and model; without --data examples/workload.toml")
+    ] = None
     """What it trains: workload.toml as `persia-sim init` writes it, or a preset."""
-    streams: Some[Annotated[str, OneOf(REAL)]] = REAL
-    """Streams of the stored study whose losses are shown."""
     target: Annotated[float, Within(0.01, 1)] = 0.95
     """Share of sync's climb from an AUC of 0.5 to its end that counts as sync's AUC, as 0.95."""
+    config: Annotated[Path | None, WITH_DATA] = None
+    """Options of training from a file, as run.toml of `train --config`."""
+    set: Annotated[tuple[str, ...], WITH_DATA] = ()
+    """Options of training by their names in such a file, over it: model.lr=1e-3 rows.dim=16."""
+    scale: Annotated[float, Within(1, 1e9), WITH_DATA] = 1.0
+    """Of how many times as many samples the log is a cut: tables have the rows of all of them."""
+    batch_per_rank: Annotated[int, Within(1, 65_535), WITH_DATA] = 2_048
+    """Samples of a GPU in a step, on the cluster."""
+    dense_flops: Annotated[float | None, Within(1, 1e18), WITH_DATA] = None
+    """Operations of a sample's forward and backward pass, of a model of your own that torch cannot
+    count."""
+    hosts: Annotated[Literal["free", "given"], WITH_DATA] = "free"
+    """free: as many embedding workers and servers for each mode as make it cheapest and fastest;
+    given: as many as the cluster has."""
+    minutes: Annotated[float, Within(0.1, 100_000), WITH_DATA] = 10.0
+    """Minutes that all of it may take; a longer log is cut to its last window."""
+    tolerance: Annotated[float, Within(0, 1000), WITH_DATA] = 1.0
+    """Thousandths of AUC that a mode may lose and still be as good."""
+    write_workload: Annotated[Path | None, WITH_DATA] = None
+    """File for the counted workload; else workload.toml in the folder of the results."""
+    json: Annotated[bool, WITH_DATA] = False
+    """Print the answer as one JSON document on stdout, and all sentences on stderr."""
+    streams: Some[Annotated[str, OneOf(REAL)]] = REAL
+    """Streams of the stored study whose losses are shown without --data."""
+
+    def _check(self) -> None:
+        kinds = get_type_hints(type(self), include_extras=True)
+        for one in fields(self):
+            of_log = WITH_DATA in getattr(kinds[one.name], "__metadata__", ())
+            given = getattr(self, one.name) != one.default
+            if of_log and given and self.data is None:
+                raise Refused(one.name, "is about a log; add --data, as clicks.toml, or remove it")
+        if self.data is not None and self.streams != REAL:
+            raise Refused("streams", "are those of the stored study; remove it, or --data")
 
 
 def run(options: Options) -> None:
-    """Simulate what is missing, put the study's losses beside it, print and write the table."""
+    """The answer for a log; else simulate what is missing, put the stored study's losses beside it,
+    print and write the table."""
+    if options.data is not None:
+        from experiments.choosing.answer import answered  # late: torch
+
+        answered(options)
+        return
+
     points = points_of(options)
     # Rows that the servers cannot hold end the command, before anything is simulated.
     labels = {}
@@ -129,16 +170,6 @@ def points_of(options: Options) -> dict[tuple[str, str], sweep.Point]:
         for about, (cluster, workload) in clusters.items()
         for label, (mode, tau) in LABELS.items()
     }
-
-
-def usd_per_hour(cluster: Cluster) -> float:
-    """List price of all hosts; of the paper's machines that of the nearest ones for rent."""
-    roles = {}
-    for name in ("nn", "embedding_workers", "servers"):
-        role = getattr(cluster, name)
-        usd = role.host.usd_per_hour or RENTED.get(role.host.name, 0.0)
-        roles[name] = replace(role, host=replace(role.host, usd_per_hour=usd))
-    return replace(cluster, **roles).usd_per_hour
 
 
 # What the study of lateness measured.

@@ -1,0 +1,249 @@
+"""Which mode for a log on a cluster: the decision, the batch, the candidates, the whole command."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import experiments
+from experiments.choosing.batch import Cell, batch_for, planned, samples_for
+from experiments.choosing.decision import Entry, bounds_of, decide
+from experiments.choosing.speeds import candidates
+from experiments.statistics import Interval
+from persia_sim.base.files import read_document
+from persia_sim.base.vocabulary import Mode
+from persia_sim.bounds.closed_form import answer
+from persia_sim.report import sweep
+from persia_sim.report.ranges import Input, Range
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TOLERANCE = 1e-3
+SYNC = Entry(name="sync")
+
+
+def entry(name: str, gap: float, seeds: float, rows: float, low: float, n: int = 4) -> Entry:
+    """A late mode with a gap and its two errors, in thousandths, at least ``low`` times cheaper."""
+    interval = Interval(1e-3 * gap, 0.0, n, 1e-3 * seeds, 1e-3 * rows)
+    gain = Range(low, 1.5 * low, 2 * low, (Input("servers", low, 2 * low),))
+    return Entry(name=name, gain=gain, gap=interval)
+
+
+# The decision.
+
+
+def test_the_ends_of_a_gap_are_one_sided_and_of_all_comparisons_and_looks_together():
+    """Of test users alone the law is normal: 0.05 over 3 gaps and 4 looks on one side."""
+    gap = Interval(-1e-3, math.nan, 4, 0.0, 2e-3)
+    ends = bounds_of(gap, 3)
+    z = NormalDist().inv_cdf(1 - 0.05 / 12)
+    assert ends.low == pytest.approx(-1e-3 - z * 2e-3)
+    assert ends.high == pytest.approx(-1e-3 + z * 2e-3)
+    # Of seeds alone it is Student's.
+    of_seeds = bounds_of(Interval(0.0, math.nan, 4, 1e-3, 0.0), 1)
+    assert of_seeds.high == pytest.approx(stats.t.ppf(1 - 0.05 / 4, 3) * 1e-3)
+    assert bounds_of(Interval(0.0, math.nan, 1), 1).low == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("late", "best"),
+    [
+        pytest.param([entry("b", 0.0, 0.01, 0.1, 2.0)], "b", id="nothing lost"),
+        pytest.param([entry("b", -5.0, 0.01, 0.1, 9.0)], "sync", id="surely too much lost"),
+        pytest.param(
+            [entry("b", 0.0, 0.01, 0.1, 2.0), entry("c", 0.0, 0.01, 0.1, 3.0)], "c", id="cheaper"
+        ),
+        pytest.param(
+            [entry("b", 0.0, 0.01, 0.1, 2.0), entry("c", -9.0, 0.01, 0.1, 3.0)], "b", id="one lost"
+        ),
+        pytest.param([replace(SYNC, name="b", gain=Range(1.1, 2, 3))], "b", id="exact"),
+        pytest.param(
+            [replace(entry("b", 0.0, 0.0, 0.0, 9.0), gap=None, trained=False)],
+            "sync",
+            id="not trained",
+        ),
+    ],
+)
+def test_best_is_the_cheapest_at_its_worst_end_of_what_surely_loses_little(late, best):
+    decision = decide([SYNC, *late], TOLERANCE, len(late))
+    assert (decision.best, decision.binds) == (best, "")
+
+
+def test_a_cheaper_mode_that_may_or_may_not_lose_more_is_open_and_seeds_are_counted():
+    """So many seeds, each as far apart as these, put the end of the interval at the tolerance."""
+    rival = entry("b", 0.0, 1.0, 0.1, 2.0)
+    decision = decide([SYNC, rival], TOLERANCE, 1)
+    assert (decision.best, decision.rival, decision.binds) == ("sync", "b", "seeds")
+    spread = 1e-3 * 2.0  # of single seeds: the error of four times two
+    for seeds, is_enough in ((decision.seeds, True), (decision.seeds - 1, False)):
+        of_seeds, of_rows = spread**2 / seeds, (1e-4) ** 2
+        freedom = (seeds - 1) * ((of_seeds + of_rows) / of_seeds) ** 2
+        half = stats.t.ppf(1 - 0.05 / 4, freedom) * math.sqrt(of_seeds + of_rows)
+        assert (half < TOLERANCE) == is_enough
+
+
+def test_where_the_test_users_error_alone_is_too_wide_no_seed_is_asked_for():
+    decision = decide([SYNC, entry("b", 0.0, 0.1, 2.0, 2.0)], TOLERANCE, 1)
+    assert (decision.binds, decision.seeds) == ("users", 0)
+    z = NormalDist().inv_cdf(1 - 0.05 / 4)
+    assert decision.users_times == pytest.approx((z * 2.0) ** 2)
+
+
+def test_a_dearer_mode_is_not_asked_about_however_little_is_known_of_it():
+    assert decide([SYNC, entry("b", 0.0, 5.0, 5.0, 0.5)], TOLERANCE, 1).binds != "seeds"
+
+
+def test_a_mode_that_is_cheaper_at_the_middle_alone_waits_for_its_constant():
+    decision = decide([SYNC, entry("b", 0.0, 0.01, 0.1, 0.9)], TOLERANCE, 1)
+    assert (decision.best, decision.rival) == ("sync", "b")
+    assert (decision.binds, decision.constant) == ("simulator", "servers")
+
+
+def test_a_mode_that_loses_too_much_is_advised_in_few_of_many_draws():
+    """A gap of -1.5 thousandths at a tolerance of 1, its interval over seeds and users: over four
+    looks and two comparisons it is called safe in at most 5 of 100."""
+    random = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(300):
+        users = random.normal(0, 4e-4)
+        gaps = -1.5e-3 + users + random.normal(0, 4e-4, 16)
+        for n in (2, 4, 8, 16):
+            error = float(np.std(gaps[:n], ddof=1)) / math.sqrt(n)
+            gap = Interval(float(gaps[:n].mean()), 0.0, n, error, 4e-4)
+            if decide([SYNC, Entry(name="b", gain=Range(2, 3, 4), gap=gap)], 1e-3, 2).best == "b":
+                wrong += 1
+                break
+    assert wrong <= 15
+
+
+# The batch and the window.
+
+
+def cells(*late: int) -> list[Cell]:
+    return [Cell(rows_late=rows, dense_late=0) for rows in late]
+
+
+@pytest.mark.parametrize("samples", [41_000, 100_000, 1_000_000, 20_000_000])
+def test_a_batch_leaves_twenty_updates_for_each_late_one_and_twice_it_does_not(samples):
+    batch = batch_for(cells(2, 16), samples, of_cluster=16_384)
+    assert samples / batch >= 20 * 16
+    assert batch == 16_384 or samples / (2 * batch) < 20 * 16
+    assert batch == 16_384 or batch & (batch - 1) == 0
+
+
+def test_cells_for_which_the_log_is_too_short_are_named_and_the_others_planned():
+    plan = planned(cells(1, 4, 100), 20_000, 16_384, 1e9, 4)
+    assert plan.cells == tuple(cells(1, 4))
+    assert plan.too_late == tuple(cells(100))
+    assert samples_for(cells(100)[0]) == 20 * 100 * 128
+
+
+def test_a_budget_cuts_the_log_first_and_the_latest_cells_then():
+    """Runs of a first look: two seeds of sync and of each cell."""
+    whole = planned(cells(1, 16), 200_000, 16_384, 6 * 200_000, 4)
+    assert (whole.samples, len(whole.cells)) == (200_000, 2)
+    cut = planned(cells(1, 16), 200_000, 16_384, 6 * 50_000, 4)
+    assert (cut.samples, len(cut.cells)) == (50_000, 2)
+    few = planned(cells(1, 16), 200_000, 16_384, 6 * 20_000, 4)
+    assert few.cells == tuple(cells(1))
+    assert few.no_time == tuple(cells(16))
+    assert few.samples == 30_000
+
+
+# The candidates.
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["free hosts", "given hosts"])
+def test_each_mode_is_asked_about_where_it_is_cheapest_and_fastest(keep):
+    """Against every window in turn, with the hosts that the cluster has."""
+    files = str(EXAMPLES / "cluster.toml"), str(EXAMPLES / "workload.toml")
+    found = candidates(*files, "f32-adagrad", keep)
+    assert {one.point.mode for one in found} == {
+        Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.ASYNC
+    }  # fmt: skip
+    assert len({one.label for one in found}) == len(found)
+    rates = {
+        one.label: answer(sweep.scenario_of(one.point, 1)).samples_per_s
+        for one in found
+        if one.point.mode is Mode.HYBRID
+    }
+    points = [
+        sweep.Point(cluster=files[0], workload=files[1], mode=Mode.HYBRID, tau=tau)
+        for tau in (1, 2, 4, 8, 16)
+    ]
+    by_hand = [answer(sweep.scenario_of(point, 1)).samples_per_s for point in points]
+    assert max(rates.values()) >= 0.99 * max(by_hand)
+    if keep:
+        assert max(rates.values()) == pytest.approx(max(by_hand), rel=0.01)
+
+
+def test_rows_that_no_number_of_servers_holds_are_refused(tmp_path):
+    text = (EXAMPLES / "workload.toml").read_text().replace("2.5e9", "2.5e14")
+    (tmp_path / "huge.toml").write_text(text)
+    cluster = str(EXAMPLES / "cluster.toml")
+    with pytest.raises(ValueError, match="memory per server"):
+        candidates(cluster, str(tmp_path / "huge.toml"), "f32-adagrad", keep_hosts=False)
+
+
+# The whole command.
+
+
+def asked(folder, **changes):
+    return experiments.which_mode(
+        EXAMPLES / "clicks.toml",
+        EXAMPLES / "cluster.toml",
+        **{"config": EXAMPLES / "run.toml", "minutes": 5.0, "out": folder, "hosts": "given"}
+        | {"tolerance": 50.0}
+        | changes,
+    )
+
+
+def test_the_answer_for_a_log_and_a_cluster_is_a_table_a_sentence_and_a_file_that_trains(
+    tmp_path, capsys
+):
+    found = asked(tmp_path)
+    told = capsys.readouterr().out
+    assert {"sync", "lookahead"} & set(found["mode"])
+    assert (found.samples_per_s_low <= found.samples_per_s).all()
+    late = found[(found.rows_late > 0) & found.gap.notna()]
+    assert len(late) >= 1 and (late.seeds >= 2).all()
+    assert (late.batch * 20 * late.rows_late <= late.samples).all()
+    exact = found[(found.rows_late == 0) & (found.dense_late == 0)]
+    assert (exact.gap == 0).all()
+    assert "Take " in told or "Not decided" in told
+    assert "plan: " in told
+    assert (tmp_path / "which_mode.png").is_file()
+    assert f"persia-runtime train --config {tmp_path / 'advised.toml'}" in told
+    assert read_document(tmp_path / "advised.toml")["data"]["name"].endswith("clicks.toml")
+
+    # A second call finds all points, and says the same.
+    runs = sorted(path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json"))
+    again = asked(tmp_path)
+    assert again.equals(found)
+    assert sorted(p.stat().st_mtime_ns for p in tmp_path.glob("*/summary.json")) == runs
+
+
+def test_json_is_one_document_with_the_advice(tmp_path, capsys):
+    asked(tmp_path, json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["advice"]
+    assert {"mode", "samples_per_s", "gap"} <= set(document["modes"][0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"set": ["data.rows=1000"]}, "give a longer log", id="too short"),
+        pytest.param({"set": ["batch=64,128"]}, "takes one of each", id="crossed"),
+        pytest.param({"streams": ("tennis",)}, "streams", id="of the stored study"),
+    ],
+)
+def test_what_cannot_be_asked_says_what_would_do(changes, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        asked(tmp_path, **changes)
