@@ -15,7 +15,7 @@ from persia_sim.base.command_line import POSITIONAL, read_options
 from persia_sim.base.files import interrupts_held
 from persia_sim.base.rules import printable
 from persia_sim.base.schema import nearest
-from runtime.guarded import begin, guarded, leave
+from runtime.guarded import guarded, run_as_process
 
 RUNS = "runs"
 """Command that is no study: it shows what lies in run folders."""
@@ -121,8 +121,7 @@ def _run_folders(arguments: list[str]) -> None:
 
 def run() -> NoReturn:
     """Carry out the command line and end the process; the console script calls this too."""
-    begin()
-    leave(main(sys.argv[1:]))
+    run_as_process(main)
 
 
 if __name__ == "__main__":

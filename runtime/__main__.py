@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from persia_sim.base.files import interrupts_held
 from persia_sim.base.schema import nearest
-from runtime.guarded import begin, guarded, leave
+from runtime.guarded import guarded, run_as_process
 
 USAGE = """usage: persia-runtime COMMAND [options]
 
@@ -82,8 +82,7 @@ LOAD_TORCH = {"train", "evaluate", "predict", "export", "profile", "describe"}
 
 def run() -> NoReturn:
     """Carry out the command line and end the process; the console script calls this too."""
-    begin()
-    leave(main(sys.argv[1:]))
+    run_as_process(main)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -79,6 +79,12 @@ def leave(code: int) -> NoReturn:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(0)
+
+
+def run_as_process(main: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Carry out the words of this process's command line, and end it with the code of ``main``."""
+    begin()
+    leave(main(sys.argv[1:]))
 
 
 def guarded(work: Callable[[], None]) -> int:

@@ -368,11 +368,6 @@ def _is_regular(stream: TextIOWrapper) -> bool:
         return True
 
 
-def _has_reader(descriptor: int) -> bool:
-    mode = os.fstat(descriptor).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-
-
 class _ForAnyReader(FileIO):
     """Output of which each byte is taken, also when nobody reads any more."""
 

@@ -17,7 +17,7 @@ from runtime.data.errors import DataError, matching, regular_file
 from runtime.data.ids import tag
 from runtime.data.rows import Rows, absent_share, why_bad
 from runtime.data.schema import Schema, document
-from runtime.data.source import FileRows, Part, Provenance, Source
+from runtime.data.source import FileRows, Part, Provenance, Source, parsed_by
 from runtime.data.split import CODES, UNPLACED, Placer
 from runtime.data.table import Table, main_files, open_table
 
@@ -337,7 +337,7 @@ class FileSource:
 
 def files_of(source: Source) -> FileSource | None:
     """The files that a source reads, by way of kept parts, of loaders or itself; None of others."""
-    inner = getattr(source, "parsed", source)
+    inner = parsed_by(source)
     return inner if isinstance(inner, FileSource) else None
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, cast
 
 import numpy as np
 
 from persia_sim.base.schema import Count
 from runtime.data.batch import Batch, Layout
+from runtime.stop import Stop
 
 Part = Literal["train", "validation", "test"]
 SHUFFLE_WINDOW = 1 << 20
@@ -232,6 +233,34 @@ class SharedSource(Source, Protocol):
     def note_left_out(self, part: Part, skipped: int, outside: int, row: int | None) -> None:
         """What readers of a part have left out, for the provenance."""
         ...
+
+
+class LoadedElsewhere(Source, Protocol):
+    """A source whose training part is read by others: its stream has names of samples, and whoever
+    trains asks for these."""
+
+    parsed: Source
+    """The same data, read here."""
+    stop: Stop
+    """The stop of the run: it ends a wait for data."""
+
+    def ask(self, part: Batch) -> Callable[[], Batch]:
+        """Request the samples that a part of the stream names; what is returned waits for them."""
+        ...
+
+    def passed(self, names: Batch) -> None:
+        """The stream is behind these samples: they are requested, or nobody will."""
+        ...
+
+
+def loaded_elsewhere(source: Source) -> LoadedElsewhere | None:
+    """The source where others read its training part; None where it is read here."""
+    return cast(LoadedElsewhere, source) if getattr(source, "is_loaded_elsewhere", False) else None
+
+
+def parsed_by(source: Source) -> Source:
+    """Who parses the data: what stands behind kept parts and loaders, or the source itself."""
+    return getattr(source, "parsed", source)
 
 
 def rebatch(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
-from runtime.data.source import SharedSource, Source
+from runtime.data.source import SharedSource, Source, loaded_elsewhere
 from runtime.embedding.config import TableConfig
 from runtime.rank.parts import OpenRows, Parts, assemble, rows_here
 
@@ -98,6 +98,7 @@ def assemble_for(
     parts = assemble(config, source, tables, samples=samples, open_rows=open_rows, process=rank)
 
     # Loaders are waited for as long as the run goes on.
-    if config.engine.loaders and hasattr(source, "stop"):
-        source.stop = parts.stop
+    loaded = loaded_elsewhere(source)
+    if loaded is not None:
+        loaded.stop = parts.stop
     return parts

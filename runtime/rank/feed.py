@@ -19,7 +19,14 @@ from persia_sim.base.window import first_step
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints
-from runtime.data.source import Source, rebatch, share, shuffled, shuffled_in_buffer
+from runtime.data.source import (
+    Source,
+    loaded_elsewhere,
+    rebatch,
+    share,
+    shuffled,
+    shuffled_in_buffer,
+)
 from runtime.stop import Stop, Turns
 
 MAX_DRIFT_STEPS = 1024
@@ -130,7 +137,8 @@ def training_stream(
     # With `match=global` a step of the stream is one batch for every rank; else a batch is an
     # update.
     parts = 1 if config.batch_per_push == config.batch else config.sync.ranks
-    passed: Callable[[Batch], None] | None = getattr(source, "passed", None)
+    loaded = loaded_elsewhere(source)
+    passed = None if loaded is None else loaded.passed
     steps = 0
 
     # Each pass reads the training part anew, in an order of its own where it is shuffled.

@@ -14,7 +14,7 @@ from persia_sim.base.trace import TraceRecorder
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.files import files_of
-from runtime.data.source import Source
+from runtime.data.source import Source, loaded_elsewhere
 from runtime.dense.averaging import TimedAveraging
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate, SharedWeights
 from runtime.embedding.config import TableConfig
@@ -251,7 +251,7 @@ def _feed(
     ends = StepEnds() if process.leads and config.shares_steps else None
     first, stream = stream_from(config, source, samples, begin_pass, ends)
     barrier = config.sync.mode.has_barrier
-    asks = getattr(source, "ask", None)
+    loaded = loaded_elsewhere(source)
     return Feed(
         stream,
         config.sync.ranks,
@@ -260,7 +260,7 @@ def _feed(
         first,
         local_ranks=process.ranks,
         fused=fused,
-        asks=asks,
+        asks=None if loaded is None else loaded.ask,
         trained=trained,
         ends=ends,
         ahead=steps_ahead(-(-config.batch_per_push // (config.sync.ranks if barrier else 1))),

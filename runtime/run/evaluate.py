@@ -19,7 +19,7 @@ from runtime.data.batch import Batch
 from runtime.data.files import files_of
 from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints
 from runtime.data.ids import VALUE_MASK, mix64
-from runtime.data.source import Part, Source, rebatch
+from runtime.data.source import Part, Source, parsed_by, rebatch
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.batch_rows import ABSENT, Handle
 from runtime.embedding.worker import EmbeddingWorker
@@ -328,7 +328,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") -> float | None:
     """AUC of the true probabilities on the evaluated rows, where the truth is planted."""
-    source = getattr(source, "parsed", source)  # of loaders
+    source = parsed_by(source)
     if not isinstance(source, SyntheticSource):
         return None
     drawn: list[tuple[np.ndarray, np.ndarray]] = []

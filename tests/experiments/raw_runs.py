@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 from collections.abc import Callable
@@ -14,6 +13,8 @@ import numpy as np
 import pytest
 from scipy import stats
 from sklearn.metrics import log_loss, roc_auc_score
+
+from experiments.paper.record import read_rows
 
 Key = tuple[str, str, int]
 """Mode, tau as a CSV has it, seed."""
@@ -80,9 +81,8 @@ def printed_by(run: Callable[..., object], *given: object) -> str:
     return told.getvalue()
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+read_csv = read_rows
+"""The lines of a table, as strings."""
 
 
 def paired(first: list[float], second: list[float]) -> tuple[float, float]:

@@ -242,11 +242,6 @@ def test_neither_the_start_nor_a_roughly_read_point_is_the_largest_gap(made_up: 
     assert made_up.largest == pytest.approx(-0.008) and made_up.largest_at_step == 200
 
 
-def test_between_two_points_the_gap_is_linear_and_outside_it_is_not_told(made_up: PublishedGap):
-    assert made_up.at_samples(4096 * 250) == pytest.approx(-0.0045)
-    assert math.isnan(made_up.at_samples(4096 * 601))
-
-
 def test_points_that_one_curve_lacks_are_left_out_and_a_short_sync_tells_no_end(tmp_path):
     rows = lines("sync", SYNC[:4]) + lines("async", HYBRID)
     curves = published_curves(write_table(tmp_path / "curves.csv", rows))
@@ -276,7 +271,6 @@ def test_the_plots_contradict_the_text_on_avazu_and_taobao():
     assert points_of(hybrid["taobao-ad"].at_end) == pytest.approx(-0.07, abs=0.005)
     assert points_of(hybrid["avazu-ad"].at_end) == pytest.approx(-0.14, abs=0.005)
     assert points_of(hybrid["avazu-ad"].points.gap.tail(5).mean()) < -0.2
-    assert points_of(hybrid["avazu-ad"].at_samples(4 * 2**20)) == pytest.approx(-0.77, abs=0.005)
     asynchronous = {
         name: points_of(gaps[name, "XDL", "async"].at_end)
         for name in ("taobao-ad", "avazu-ad", "criteo-ad")
@@ -290,7 +284,6 @@ def test_kwais_sync_is_plotted_at_two_points_so_no_gap_at_its_end_can_be_read():
     gaps = all_gaps(published_curves())
     assert gaps["kwai-video", "Persia", "hybrid"].points.step.tolist() == [300, 600]
     assert math.isnan(gaps["kwai-video", "Persia", "hybrid"].at_end)
-    assert math.isnan(gaps["kwai-video", "Persia", "hybrid"].at_samples(1e6))
 
 
 def test_every_point_has_an_error_of_reading_and_a_source():

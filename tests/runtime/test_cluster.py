@@ -13,7 +13,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from persia_sim.base.staleness import summary_of
@@ -22,6 +21,7 @@ from runtime import __main__ as commands
 from runtime.guarded import NOT_STORED, guarded
 from runtime.run.folder import ENDING, status_of
 from runtime.stop import PeerError
+from tests.runtime.worlds import predictions_in
 
 MARK = "PERSIA_TESTBED_TEST_OF_RAY"
 WORDS = ["--data.name", "synthetic", "--steps", "60", "--batch", "64", "--test-rows", "500"]
@@ -112,11 +112,6 @@ def train(where: str, *words: str, folder: Path) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def predictions(run: Path) -> bytes:
-    with np.load(run / "predictions.npz") as arrays:
-        return arrays["predictions"].tobytes()
-
-
 @pytest.mark.ray
 @pytest.mark.law1
 @pytest.mark.law11
@@ -138,7 +133,7 @@ def test_a_rank_killed_on_ray_costs_no_byte(address, mark, tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     threads = ["--ranks", "2", "--executor", "concurrent", "--out", str(tmp_path / "threads")]
     assert commands.main(["train", *words, *threads]) == 0
-    assert predictions(run) == predictions(tmp_path / "threads")
+    assert predictions_in(run) == predictions_in(tmp_path / "threads")
 
 
 @pytest.mark.ray
@@ -353,7 +348,7 @@ def test_servers_come_and_go_with_the_room_for_them_and_as_somebody_wishes(
     if mode == "sync":
         threads = ["--ranks", "2", "--executor", "concurrent", "--out", str(tmp_path / "threads")]
         assert commands.main(["train", *words, *threads]) == 0
-        assert predictions(run) == predictions(tmp_path / "threads")
+        assert predictions_in(run) == predictions_in(tmp_path / "threads")
 
 
 ASKS = """

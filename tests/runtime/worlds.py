@@ -186,6 +186,12 @@ if find_spec("runtime.engines.wire"):  # else the annexes are left out (tests/te
     ENGINES += ["processes", "network", "workers"]
 
 
+def predictions_in(run: Path) -> bytes:
+    """What the model of a run's folder predicts of its test part."""
+    with np.load(run / "predictions.npz") as arrays:
+        return arrays["predictions"].tobytes()
+
+
 @functools.cache
 def host_of_servers() -> tuple[tuple[str, ...], Path]:
     """Where servers start that are reached over TCP, for all tests of this process; its secret."""

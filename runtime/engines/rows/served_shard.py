@@ -117,7 +117,7 @@ class ServedShard:
     def status(self) -> Payload:
         """What this server has counted; ids, rows and gradients in bytes where they travel."""
         of_channels = list(self.traffic.values())
-        names = ("requests", "received_bytes", "sent_bytes")
+        names = ("received_bytes", "sent_bytes")
         traffic = {name: sum(counts[name] for counts in of_channels) for name in names}
         more = {"repeated_pushes": self.repeated_pushes, "incarnation": self.config.incarnation}
         return self.server.status() | traffic | more

@@ -185,7 +185,6 @@ class Service(ServedShard):
                 raise BadMessageError(
                     f"step {message.step} of a {message.kind.name} does not exist"
                 )
-            traffic["requests"] += message.kind is not MessageKind.FINISH
 
             # Do it, as soon as window and order allow it; its errors end the run.
             try:

@@ -39,7 +39,7 @@ from runtime.run.ranks import follow, meet_as_leader
 from runtime.run.record import run_into
 from runtime.stop import Interrupted, PeerError, Stop
 from tests.runtime.spawned import Processes
-from tests.runtime.worlds import TUNED, ArraySource, World, changed, config, run
+from tests.runtime.worlds import TUNED, ArraySource, World, changed, config, predictions_in, run
 
 RANKS, SERVERS = 3, 2
 SOURCE = ArraySource(24 * 17 + 7)
@@ -389,11 +389,6 @@ def test_barriers_tell_how_far_a_clock_is_behind(turns, behind_s):
         now_s += 4.0
     found_s, off_s = behind(own, other)
     assert abs(found_s - behind_s) <= off_s + 1e-9
-
-
-def predictions_in(run: Path) -> bytes:
-    with np.load(run / "predictions.npz") as arrays:
-        return arrays["predictions"].tobytes()
 
 
 @pytest.mark.law11
