@@ -6,9 +6,8 @@ window of each system runs under torch's profiler instead.
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Any, Literal
@@ -20,6 +19,7 @@ from experiments.benching.device_time import profiled
 from experiments.benching.windows import (
     Bench,
     Window,
+    drift,
     interleave,
     ratio_of,
     summarize,
@@ -238,6 +238,7 @@ def _report(
         )
 
     # Notes beside the goals.
+    lines += [f"note: {one} {told}" for one in systems if (told := drift(windows, one))]
     if set(ONE_STEP_LATE) <= set(systems):
         ratio = ratio_of(windows, *ONE_STEP_LATE)
         lines.append(
@@ -430,7 +431,7 @@ class _Candidates:
         """TorchRec's pipeline around the same MLP, loss and optimiser."""
         import torch
 
-        from experiments.benching.peers import SemiSync, batches_of
+        from experiments.benching.peers import PipelineBatch, SemiSync, batches_of
 
         # The same batches, network and rates as everybody's.
         options = self._options
@@ -439,7 +440,14 @@ class _Candidates:
             [torch.from_numpy(getattr(b, name)) for b in self._source.batches]
             for name in ("dense", "labels")
         )
-        endless = itertools.cycle(batches_of(self._numbers(), dense, labels))
+        ready = batches_of(self._numbers(), dense, labels)
+
+        def labelled_anew() -> Iterator[PipelineBatch]:
+            while True:
+                number, drawn = self._source.step()
+                yield replace(ready[number], labels=torch.from_numpy(drawn))
+
+        endless = labelled_anew()
         network = self._parts().learner.model
         optimizer = torch.optim.Adam(network.parameters(), lr=ModelConfig().lr)  # it asks torch's
         tables = [shape.rows // wide.FIELDS] * wide.FIELDS

@@ -5,9 +5,10 @@ And what benches do with it: full stores, and the loops that they time.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,30 @@ from runtime.embedding.config import TableConfig
 FIELDS = 26
 DENSE = 13
 ZIPF_EXPONENT = 1.05
+LABEL_RATE = 0.25
 FILL = 1 << 18
 """Rows created by one lookup."""
 
 
 @dataclass(frozen=True, slots=True)
 class WideWorkload:
-    """Ready-made batches that repeat, so that a measurement contains no generation of data."""
+    """Ready-made batches that repeat, so that a measurement contains no generation of ids.
+
+    Labels are drawn anew in every step: a network that learns random ones by heart computes with
+    ever smaller numbers, and is slower or faster for it. Each window goes on with the batches where
+    the one before has stopped.
+    """
 
     batches: tuple[Batch, ...]
+    _steps: Iterator[int] = field(default_factory=itertools.count, repr=False)
+
+    def step(self) -> tuple[int, np.ndarray]:
+        """Of the next step the number of its batch, and float32 [B, 1], its labels."""
+        step = next(self._steps)
+        number = step % len(self.batches)
+        draw = np.random.default_rng([1, step])
+        labels = draw.random((self.batches[number].size, 1), np.float32) < LABEL_RATE
+        return number, labels.astype(np.float32)
 
     @property
     def layout(self) -> Layout:
@@ -42,7 +58,8 @@ class WideWorkload:
             yield self.batches[0]
             return
         while True:
-            yield from self.batches
+            number, labels = self.step()
+            yield replace(self.batches[number], labels=labels)
 
     def provenance(self) -> Provenance:
         """Random labels: for speed only."""
@@ -62,15 +79,15 @@ def wide_workload(batch: int, rows: int, batches: int = 24, ids_per_field: int =
         ids = ids.reshape(batch, ids_per_field, FIELDS).transpose(0, 2, 1).ravel()
         offsets = None if ids_per_field == 1 else np.arange(0, len(ids) + 1, ids_per_field)
         dense = draw.normal(size=(batch, DENSE)).astype(np.float32)
-        labels = (draw.random((batch, 1)) < 0.25).astype(np.float32)
+        labels = (draw.random((batch, 1)) < LABEL_RATE).astype(np.float32)
         made.append(Batch(ids, offsets, dense, labels))
     return WideWorkload(tuple(made))
 
 
 def wide_ids(rows: int) -> Iterator[np.ndarray]:
     """All ids of the workload with so many rows, field by field."""
-    for field in range(FIELDS):
-        yield tag(field, hash_integers(np.arange(rows // FIELDS)))
+    for number in range(FIELDS):
+        yield tag(number, hash_integers(np.arange(rows // FIELDS)))
 
 
 def uniform_ids(numbers: np.ndarray) -> np.ndarray:
@@ -139,8 +156,6 @@ def plain_loop(
     device = config.engine.device
     precision = config.engine.precision
     dense = [torch.from_numpy(b.dense).to(device) for b in source.batches]
-    labels = [torch.from_numpy(b.labels).to(device) for b in source.batches]
-    at = [0]
 
     # The first steps warm caches and allocators up.
     def measure() -> float:
@@ -152,13 +167,14 @@ def plain_loop(
             if number == skip:
                 loss.item()  # on a GPU: the steps before are not only asked for, but done
                 began = time.perf_counter()
-            at[0] = (at[0] + 1) % len(dense)
-            pooled = look(at[0])
+            at, labels = source.step()
+            pooled = look(at)
             if not pooled.requires_grad:
                 pooled.requires_grad_()
             with autocast(device, precision):
-                logits = model(dense[at[0]], Embeddings(pooled, {}, {}))
-            loss = binary_cross_entropy_with_logits(logits.float(), labels[at[0]])
+                logits = model(dense[at], Embeddings(pooled, {}, {}))
+            target = torch.from_numpy(labels).to(device)
+            loss = binary_cross_entropy_with_logits(logits.float(), target)
             model.zero_grad()
             loss.backward()
             optimizer.step([p.grad for p in model.parameters()])

@@ -6,6 +6,7 @@ And what else the machine did meanwhile, which makes a window a loaded one.
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ class Window:
     """Cores that other processes used meanwhile."""
     quiet: bool
     """Whether that was little enough for the window to count."""
+    faults: int = 0
+    """Pages of memory that this process touched for the first time."""
+    system_s: float = 0.0
+    """CPU seconds that the kernel worked for this process."""
 
 
 def interleave(
@@ -73,12 +78,18 @@ def interleave(
             for name, measure in candidates.items():
                 # Once more where other processes took too much meanwhile.
                 for _ in range(2):
+                    before = resource.getrusage(resource.RUSAGE_SELF)
                     with ForeignLoad() as load:
                         value = measure()
+                    after = resource.getrusage(resource.RUSAGE_SELF)
                     quiet = load.cores <= most_foreign_cores
                     if quiet:
                         break
-                windows.append(Window(number, name, value, load.cores, quiet))
+                faults = after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt
+                system_s = after.ru_stime - before.ru_stime
+                windows.append(
+                    Window(number, name, value, load.cores, quiet, faults, round(system_s, 3))
+                )
                 on_window(windows[-1])
                 bar.update()
     return windows
@@ -119,6 +130,23 @@ def summarize(windows: Sequence[Window], name: str) -> Summary:
         windows=len(of_name),
         foreign_cores=float(np.median([w.foreign_cores for w in used])),
     )
+
+
+MOST_DRIFT = 0.1
+"""Share by which the last third of a candidate's windows may differ from the first."""
+
+
+def drift(windows: Sequence[Window], name: str) -> str:
+    """A sentence where a candidate became slower or faster over the rounds, and its windows do not
+    measure one thing; else "". By medians of thirds, of six windows at least."""
+    values = [w.value for w in sorted(windows, key=lambda w: w.round) if w.name == name]
+    third = len(values) // 3
+    if third < 2:
+        return ""
+    first, last = float(np.median(values[:third])), float(np.median(values[-third:]))
+    if abs(last / first - 1) <= MOST_DRIFT:
+        return ""
+    return f"drifts: its last third is {last / first:.2f} of its first, so its ratios mean nothing"
 
 
 def verdict(ratio: Ratio, goal: float) -> str:

@@ -296,8 +296,21 @@ def test_workload_wide_has_zipf_ids_with_their_field_on_top():
         assert share == pytest.approx(weights[0] / weights.sum(), abs=0.04)  # four sigma: 0.03
     assert batch.dense.shape == (3_000, DENSE) and 0.2 < batch.labels.mean() < 0.3
     stream = source.chunks("train")
-    assert [next(stream) is b for b in (*source.batches, source.batches[0])] == [True] * 3
+    repeated = (*source.batches, source.batches[0])
+    assert [next(stream).ids is b.ids for b in repeated] == [True] * 3
     assert next(iter(source.chunks("test"))) is source.batches[0]
+
+
+def test_no_step_of_wide_has_the_labels_of_another_and_windows_go_on():
+    source = wide_workload(batch=2_000, rows=26 * 100, batches=3)
+    steps = source.chunks("train")
+    first = [next(steps) for _ in range(4)]
+    again = [next(source.chunks("train")) for _ in range(2)]  # as the next windows
+    labels = [batch.labels.tobytes() for batch in (*first, *again)]
+    assert len(set(labels)) == 6
+    assert all(abs(batch.labels.mean() - wide.LABEL_RATE) < 0.05 for batch in first)
+    assert np.array_equal(again[0].ids, source.batches[1].ids)
+    assert source.step()[0] == 0
 
 
 def test_bags_of_wide_are_sample_by_sample_and_field_by_field():

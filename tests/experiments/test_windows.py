@@ -14,7 +14,15 @@ import pytest
 from scipy import stats
 
 from experiments.benching import windows
-from experiments.benching.windows import Ratio, Window, interleave, ratio_of, summarize, verdict
+from experiments.benching.windows import (
+    Ratio,
+    Window,
+    drift,
+    interleave,
+    ratio_of,
+    summarize,
+    verdict,
+)
 
 OURS = [110.0, 130.0, 90.0, 150.0]
 BASE = [100.0, 100.0, 95.0, 120.0]
@@ -187,3 +195,28 @@ def test_the_work_of_a_descendant_that_goes_on_is_our_own(words):
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([32, 31, 33, 30, 24, 18, 12, 8, 6], "its last third is 0.25 of its first"),
+        ([10, 10, 10, 11, 12, 12, 13, 13, 13], "its last third is 1.30 of its first"),
+        ([30, 33, 31, 29, 32, 30, 31, 32, 29], ""),
+        ([32, 6], ""),
+    ],
+)
+def test_a_candidate_that_becomes_slower_or_faster_is_said_to_drift(values, told):
+    rounds = [Window(r, "ours", float(v), 0.0, True) for r, v in enumerate(values)]
+    others = [Window(r, "base", 1.0, 0.0, True) for r in range(len(values))]
+    found = drift([*others, *reversed(rounds)], "ours")
+    assert told in found and bool(told) == bool(found)
+
+
+def test_a_window_counts_the_pages_that_it_touches():
+    def touch() -> float:
+        return float(np.ones(8_000_000).sum())  # 64 MB of fresh pages
+
+    (touching,) = interleave({"touch": touch}, 1, math.inf)
+    (idle,) = interleave({"idle": lambda: 1.0}, 1, math.inf)
+    assert touching.faults > idle.faults and touching.faults > 15  # huge pages: 2 MB each
