@@ -112,9 +112,10 @@ OTHERS = {
     "async apart": {"mode": Mode.ASYNC, "dense_home": "apart"},
     "hybrid dense on NICs": {"mode": Mode.HYBRID, "dense_on_nics": True, "trace_shards": True},
 }
+DISCIPLINES = "fluid", "fluid-each", "fifo", "unshared"
 SIMULATED = {
     f"{mode}, {discipline}, {fault}": {"mode": mode, "discipline": discipline, **FAULTS[fault]}
-    for mode, discipline, fault in product(Mode, ("fluid", "fifo", "unshared"), FAULTS)
+    for mode, discipline, fault in product(Mode, DISCIPLINES, FAULTS)
 } | OTHERS  # fmt: skip
 
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from persia_sim.base.chrome import is_chrome_trace
 from persia_sim.base.command_line import Unset
-from persia_sim.base.facts import on_screen
+from persia_sim.base.facts import Facts, on_screen
 from persia_sim.base.files import refuse_loss
 from persia_sim.base.rules import SECONDS, require
 from persia_sim.base.trace import Trace
 from persia_sim.cluster.incidents import Crash
 from persia_sim.cluster.memory import Capacity, capacity
-from persia_sim.cluster.scenario import DEFAULT_STEPS, Scenario
+from persia_sim.cluster.scenario import DEFAULT_STEPS, Discipline, Scenario
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import find_rows
 from persia_sim.presets.point import Point, scenario_of
@@ -29,6 +29,7 @@ from persia_sim.presets.point import Point, scenario_of
 if TYPE_CHECKING:
     from persia_sim.bounds.closed_form import Answer
     from persia_sim.report.measure import Estimate
+    from persia_sim.report.report import Report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +114,7 @@ def run(options: Options) -> str:
     from persia_sim.cluster.demand import demand
     from persia_sim.report.measure import NARROW, until_narrow
     from persia_sim.report.report import report
-    from persia_sim.report.screen import DETAILS, HELPS, facts
+    from persia_sim.report.screen import DETAILS, HELPS, SPEED, facts
 
     # What is asked, and whether the rows fit; mistakes are told before the run.
     options, scenario = _begun(options)
@@ -141,6 +142,7 @@ def run(options: Options) -> str:
     helps = answers[HELPS]
     details = answers[DETAILS]
     changes: dict[str, dict[str, Estimate]] = {}
+    answers[SPEED] += _shared_otherwise(result)
     if options.profile is not None:
         details.append(("costs", scenario.costs.source))
 
@@ -181,6 +183,35 @@ def run(options: Options) -> str:
 
         return as_json(figures(result, changes, on_gpus))
     return on_screen(answers)
+
+
+FAR_BELOW = 0.9
+"""Of the closed form that the NICs set; below, their queues cost so much that how they are shared
+has a say."""
+_OTHERWISE = {
+    Discipline.FLUID: Discipline.FIFO,
+    Discipline.FLUID_EACH: Discipline.FLUID,
+    Discipline.FIFO: Discipline.FLUID,
+}
+
+
+def _shared_otherwise(result: Report) -> Facts:
+    """The rate of another discipline, where this one's is far below what the NICs allow."""
+    from persia_sim.engine.simulate import simulate
+    from persia_sim.report.measure import throughput
+    from persia_sim.report.screen import si
+
+    # Only where nothing but the NICs sets the bound and nothing happens to the run.
+    scenario = result.run.scenario
+    other = _OTHERWISE.get(scenario.discipline)
+    share = result.samples_per_s.mean / result.bound.samples_per_s
+    if other is None or share >= FAR_BELOW or "NIC" not in result.bound.binds:
+        return []
+    if scenario.disturbances or scenario.checkpoints:
+        return []
+    rate = throughput(simulate(replace(scenario, discipline=other), need=result.run.need)).mean
+    below = f"this rate is {1 - share:.0%} below what the NICs allow"
+    return [("NICs shared otherwise", f"{below}; as {other} it is {si(rate, 'samples/s')}")]
 
 
 def _refuse_rows(held: Capacity, scenario: Scenario, options: Options) -> None:

@@ -14,12 +14,13 @@ from math import inf
 import numpy as np
 import simpy
 
+from persia_sim.base.trace import Kind
 from persia_sim.cluster.demand import Demand, ring_streams
 from persia_sim.cluster.placement import Wiring
 from persia_sim.cluster.scenario import DenseHome, Discipline, Scenario
 from persia_sim.engine.clock import Clock, Process
-from persia_sim.network.flows import Fifo, Network, Unshared
-from persia_sim.network.fluid import Fluid
+from persia_sim.network.flows import Fifo, Network, Role, Unshared
+from persia_sim.network.fluid import Fluid, InOrder
 
 
 class FifoServer:
@@ -189,7 +190,8 @@ class Bank:
 
 
 _DISCIPLINES: dict[Discipline, type[Network]] = {
-    Discipline.FLUID: Fluid,
+    Discipline.FLUID: InOrder,
+    Discipline.FLUID_EACH: Fluid,
     Discipline.FIFO: Fifo,
     Discipline.UNSHARED: Unshared,
 }
@@ -263,10 +265,16 @@ class Platform:
         return self.network.send((nic + 1,), size_bytes)
 
     def send(
-        self, sender: int, receiver: int, size_bytes: float, streams: float = 1.0
+        self,
+        sender: int,
+        receiver: int,
+        size_bytes: float,
+        streams: float = 1.0,
+        role: Role | None = None,
     ) -> simpy.Event:
-        """A message from a NIC to another (`travel` has charged the latency)."""
-        return self.network.send(self.path(sender, receiver), size_bytes, streams)
+        """A message from a NIC to another (`travel` has charged the latency), on the connection of
+        its ``role``."""
+        return self.network.send(self.path(sender, receiver), size_bytes, streams, role)
 
     def ring(self, nic_bytes: float, least_s: float) -> simpy.Event:
         """All GPU hosts pass so many bytes to the next; takes at least the closed form's time."""
@@ -302,6 +310,7 @@ class Platform:
         passed = []
         for home, share, streams in self.wiring.of_dense:
             ends = (home, self.of_rank[r]) if to_rank else (self.of_rank[r], home)
-            passed.append(self.send(*ends, self.need.dense_bytes * share, streams))
+            role = (r, Kind.DENSE_PULL if to_rank else Kind.DENSE_PUSH)
+            passed.append(self.send(*ends, self.need.dense_bytes * share, streams, role))
         if passed:
             yield passed[0] if len(passed) == 1 else simpy.AllOf(self.env, passed)

@@ -21,6 +21,7 @@ from persia_sim.engine.clock import Process
 from persia_sim.engine.hardware import Bank, Platform
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import World
+from persia_sim.network.flows import Role
 
 
 def start_lookups(world: World, r: int) -> Process:
@@ -102,6 +103,7 @@ def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) 
         request.server_memory_bytes,
         request.rows_bytes,
         rows_read,
+        (r, kind),
         request.join_s,
     )
     legs[first + 3] = world.env.now
@@ -110,7 +112,8 @@ def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) 
     pooled_s = world.worker_delay(worker, request.worker_pool_s, request.pool_memory_bytes)
     yield platform.travel(pooled_s)
     legs[first + 4] = world.env.now
-    yield platform.send(platform.of_worker[worker], platform.of_rank[r], request.activation_bytes)
+    nics = platform.of_worker[worker], platform.of_rank[r]
+    yield platform.send(*nics, request.activation_bytes, role=(r, kind))
     legs[first + 5] = world.env.now
 
 
@@ -180,6 +183,7 @@ def fan_out(
     memory_bytes: float,
     answer_bytes: float | None,
     at_servers: AtServers,
+    role: Role,
     join_s: float = 0.0,
 ) -> Process:
     """Ask every server and join; ``at_servers`` runs when the last one has done its work, with
@@ -203,7 +207,7 @@ def fan_out(
         share = group.share
 
         # The request arrives; the servers work in their own time.
-        yield platform.send(nic, server, request_bytes * share, group.streams)
+        yield platform.send(nic, server, request_bytes * share, group.streams, role)
         last_s = now = env.now
         if platform.tells_each:
             delays = bank.visit(now, service_s[part], memory_bytes * share)
@@ -223,7 +227,7 @@ def fan_out(
         if answer_bytes is not None:
             if platform.latency_s:
                 yield platform.travel()
-            yield platform.send(server, nic, answer_bytes * share, group.streams)
+            yield platform.send(server, nic, answer_bytes * share, group.streams, role)
 
     # All groups at once; one alone needs no process of its own.
     if len(groups) == 1:
@@ -273,7 +277,8 @@ class Pushes:
         started = env.now
         legs = world.legs[:, r, s]
         yield platform.travel()
-        yield platform.send(platform.of_rank[r], platform.of_worker[worker], need.gradient_bytes)
+        nics = platform.of_rank[r], platform.of_worker[worker]
+        yield platform.send(*nics, need.gradient_bytes, role=(r, Kind.PUSH))
         legs[Leg.AT_WORKER] = env.now
 
         # ... which scatters them to the rows they belong to.
@@ -317,6 +322,7 @@ class Pushes:
             need.update_memory_bytes,
             None,
             applied,
+            (r, Kind.PUSH),
             need.update_join_s,
         )
         return written
@@ -328,7 +334,7 @@ class Pushes:
             here = world.worker_of(r, s)
             there = world.worker_of(r, (s + 1) % world.scenario.steps)
             nics = world.platform.of_worker
-            yield world.platform.send(nics[here], nics[there], size_bytes)
+            yield world.platform.send(nics[here], nics[there], size_bytes, role=(r, Kind.PUSH))
         world.legs[Leg.FORWARDED, r, s] = world.env.now
         self._hand_over(r, s, lost=False)
 

@@ -112,7 +112,8 @@ def _bring_up_to_date(world: World, r: int, s: int, need: Forward) -> Process:
     world.order.rows(Kind.REFRESH, r, s, np.full(len(world.need.server_shares), env.now))
     yield platform.travel(world.worker_delay(worker, need.worker_s, need.memory_bytes))
     legs[Leg.POOLED_AGAIN] = env.now
-    yield platform.send(platform.of_worker[worker], platform.of_rank[r], need.activation_bytes)
+    nics = platform.of_worker[worker], platform.of_rank[r]
+    yield platform.send(*nics, need.activation_bytes, role=(r, Kind.REFRESH))
     legs[Leg.ROWS_AGAIN] = env.now
     yield need.copy_in_s
 

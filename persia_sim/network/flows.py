@@ -7,6 +7,7 @@ ten thousand; only the order of their ends is kept.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from heapq import heappop, heappush
 from math import inf
 
 import simpy
+
+Role = tuple[int, int]
+"""Whose messages they are, and what they are about: a rank, and a kind."""
 
 
 class Network:
@@ -26,15 +30,28 @@ class Network:
         self._stream = stream
         self.link_bytes = [0.0] * len(capacities)
 
-    def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
-        """An event that fires when the last byte has arrived."""
+    def send(
+        self,
+        path: tuple[int, ...],
+        size_bytes: float,
+        streams: float = 1.0,
+        role: Role | None = None,
+    ) -> simpy.Event:
+        """An event that fires when the last byte has arrived. What has one ``path`` and ``role``
+        travels on one connection; None: on one of its own."""
         raise NotImplementedError
 
 
 class Unshared(Network):
     """Every message alone: size over the slowest link of its path."""
 
-    def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
+    def send(
+        self,
+        path: tuple[int, ...],
+        size_bytes: float,
+        streams: float = 1.0,
+        role: Role | None = None,
+    ) -> simpy.Event:
         """Fires after the transfer alone."""
         for link in path:
             self.link_bytes[link] += size_bytes
@@ -49,24 +66,105 @@ def transfer_s(size_bytes: float, rates: Iterable[float], bound: float) -> float
 
 
 class Fifo(Network):
-    """Messages hold a NIC one after the other, in order of sending; the receiving NIC starts with
-    the sending one, so an idle pair is passed in the time of the slower."""
+    """A NIC passes one message at a time, and those that were sent first come first.
+
+    A message moves whenever all NICs of its path are idle, in pieces where need be; a NIC that is
+    faster is free again before the others. So an idle pair is passed in the time of the slower, no
+    message delays one that was sent before it, and its end is known when it is sent.
+    """
 
     def __init__(self, env: simpy.Environment, capacities: Sequence[float], stream: float) -> None:
         super().__init__(env, capacities, stream)
-        self._free = [0.0] * len(capacities)
+        self._calendars = [Calendar() for _ in capacities]
 
-    def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
+    def send(
+        self,
+        path: tuple[int, ...],
+        size_bytes: float,
+        streams: float = 1.0,
+        role: Role | None = None,
+    ) -> simpy.Event:
         """Fires when the message has left every NIC of its path."""
-        start = end = self._env.now
+        # How long it holds each NIC.
+        end = at = now = self._env.now
         slowest = size_bytes / (self._stream * streams)
+        held = []
         for link in path:
-            start = max(start, self._free[link])
-            done = start + max(size_bytes / self._capacities[link], slowest)
-            self._free[link] = done
-            end = max(end, done)
             self.link_bytes[link] += size_bytes
-        return self._env.timeout(end - self._env.now)
+            calendar = self._calendars[link]
+            calendar.forget(now)
+            held.append((calendar, max(size_bytes / self._capacities[link], slowest)))
+
+        # It moves while those that it has not passed yet are idle.
+        while held:
+            at, until = _all_idle([calendar for calendar, _ in held], at)
+            room = until - at
+            waiting = []
+            for calendar, left in held:
+                if left <= room:
+                    calendar.book(at, at + left)
+                    end = max(end, at + left)
+                else:
+                    calendar.book(at, until)
+                    waiting.append((calendar, left - room))
+            held = waiting
+            at = until
+        return self._env.timeout(end - now)
+
+
+class Calendar:
+    """When a NIC is busy from now on: disjoint intervals in order of time."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+
+    def forget(self, now_s: float) -> None:
+        """Drop what is over."""
+        while self._ends and self._ends[0] <= now_s:
+            del self._starts[0], self._ends[0]
+
+    def idle(self, from_s: float) -> tuple[float, float]:
+        """The first instant, not before this one, at which it is idle, and until when it is."""
+        at = bisect_right(self._ends, from_s)
+        while at < len(self._starts) and self._starts[at] <= from_s:
+            from_s = self._ends[at]
+            at += 1
+        return from_s, self._starts[at] if at < len(self._starts) else inf
+
+    def book(self, start_s: float, end_s: float) -> None:
+        """Make an idle interval a busy one; neighbours that it touches become one with it."""
+        if start_s == end_s:
+            return
+        starts = self._starts
+        ends = self._ends
+        at = bisect_right(starts, start_s)
+        joins_next = at < len(starts) and starts[at] == end_s
+        if at and ends[at - 1] == start_s:
+            if joins_next:
+                end_s = ends.pop(at)
+                del starts[at]
+            ends[at - 1] = end_s
+        elif joins_next:
+            starts[at] = start_s
+        else:
+            starts.insert(at, start_s)
+            ends.insert(at, end_s)
+
+
+def _all_idle(calendars: Sequence[Calendar], from_s: float) -> tuple[float, float]:
+    """The first instant, not before this one, at which all are idle, and until when they are."""
+    while True:
+        start = from_s
+        until = inf
+        for calendar in calendars:
+            start, busy_s = calendar.idle(start)
+            until = min(until, busy_s)
+        if start == from_s or len(calendars) == 1:
+            return start, until
+        from_s = start
 
 
 Kind = tuple[float, float, tuple[int, ...]]

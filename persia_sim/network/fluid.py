@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
@@ -9,7 +10,7 @@ from math import inf
 import simpy
 
 from persia_sim.network.fair_shares import SAME, FairShares, Share
-from persia_sim.network.flows import Flow, Hub, LinkState, Network
+from persia_sim.network.flows import Flow, Hub, LinkState, Network, Role
 
 HUB_FLOWS = 30
 """Flows on one link from which on it may become a hub: with 1,000, a run of 1,024 GPUs takes 2.3
@@ -42,7 +43,13 @@ class Fluid(Network):
         self._touched: dict[Hub, None] = {}
         self._shares = FairShares(self._links)
 
-    def send(self, path: Sequence[int], size_bytes: float, streams: float = 1.0) -> simpy.Event:
+    def send(
+        self,
+        path: tuple[int, ...],
+        size_bytes: float,
+        streams: float = 1.0,
+        role: Role | None = None,
+    ) -> simpy.Event:
         """Fires when the flow has drained."""
         # A flow is never faster than its streams, nor than its slowest link.
         bound = self._stream * streams
@@ -245,3 +252,49 @@ class Fluid(Network):
             if link.hub is not None:
                 link.hub.loaded(link)
         flow.done.succeed()
+
+
+Waiting = tuple[tuple[int, ...], float, float, simpy.Event]
+"""A message of a connection, and the event that fires when it has arrived."""
+
+
+class InOrder(Fluid):
+    """Max-min fair sharing among connections, each of which carries its messages in order."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        capacities: Sequence[float],
+        stream: float,
+        hub_flows: int = HUB_FLOWS,
+    ) -> None:
+        super().__init__(env, capacities, stream, hub_flows)
+        self._lines: dict[tuple[tuple[int, ...], Role], deque[Waiting]] = {}
+
+    def send(
+        self,
+        path: tuple[int, ...],
+        size_bytes: float,
+        streams: float = 1.0,
+        role: Role | None = None,
+    ) -> simpy.Event:
+        """Fires when the messages before it on its connection have drained, and it has."""
+        if role is None:
+            return super().send(path, size_bytes, streams)
+        line = self._lines.setdefault((path, role), deque())
+        done = simpy.Event(self._env)
+        line.append((path, size_bytes, streams, done))
+        if len(line) == 1:
+            self._begin(line)
+        return done
+
+    def _begin(self, line: deque[Waiting]) -> None:
+        path, size_bytes, streams, done = line[0]
+
+        def over(_: simpy.Event) -> None:
+            line.popleft()
+            if line:
+                self._begin(line)
+            done.succeed()
+
+        super().send(path, size_bytes, streams).callbacks.append(over)

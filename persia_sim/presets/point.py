@@ -146,7 +146,7 @@ def _refuse_absurd(point: Point) -> None:
         value = getattr(point, name)
         require(value is None or value <= most, name, value, f"must be <= {most:,}")
     unshared = point.dense_on_nics and point.discipline is Discipline.UNSHARED
-    remedy = "choose fluid or fifo"
+    remedy = "choose fluid, fluid-each or fifo"
     require(not unshared, "dense_on_nics", True, "unshared NICs slow nobody down", remedy)
     ok = point.restart_s is None or 0 <= point.restart_s <= MOST_S
     require(ok, "restart_s", point.restart_s, f"must lie in [0, {MOST_S:g}]")

@@ -18,8 +18,9 @@ from persia_sim.cluster.scenario import Averaging, Discipline, Noise, Queues, Sc
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.presets.costs import CATALOGUE
+from persia_sim.presets.point import Point, scenario_of
 from persia_sim.report.critical_path import blame_of_resources, critical_path
-from persia_sim.report.measure import throughput
+from persia_sim.report.measure import bound_of, throughput
 from tests.persia_sim.sim_configurations import (
     LOOKAHEADS,
     small_cluster,
@@ -242,10 +243,72 @@ def test_with_queues_a_larger_bound_can_be_slower():
     slow = replace(part.host, nic_bytes_per_s=part.host.nic_bytes_per_s / 160)
     cluster = replace(cluster, embedding_workers=replace(part, host=slow))
     two, three = (
-        simulate(small_scenario(Mode.HYBRID, cluster=cluster, tau=tau, steps=15)).makespan_s
+        simulate(
+            small_scenario(
+                Mode.HYBRID, cluster=cluster, tau=tau, steps=15, discipline=Discipline.FLUID_EACH
+            )
+        ).makespan_s
         for tau in (2, 3)
     )
     assert three > two * 1.02
+
+
+WORKER_NICS = {"cluster": "h100-host", "workload": "kwai-video", "mode": Mode.HYBRID, "steps": 300}
+"""With two server hosts their NICs bind, from five on those of the worker hosts."""
+
+
+def rate_or_bound(discipline: str = "fluid", nics: float = 1.0, **options: int) -> float:
+    """Samples a second, no more than a long run would have: its closed form (a window that still
+    fills lets more in)."""
+    scenario = scenario_of(Point(**WORKER_NICS, discipline=Discipline(discipline), **options))
+    roles = {}
+    for name in ("nn", "embedding_workers", "servers"):
+        role = getattr(scenario.cluster, name)
+        host = replace(role.host, nic_bytes_per_s=role.host.nic_bytes_per_s * nics)
+        roles[name] = replace(role, host=host)
+    run = simulate(replace(scenario, cluster=replace(scenario.cluster, **roles)))
+    return min(throughput(run).mean, bound_of(run).samples_per_s)
+
+
+HOSTS = (4, 5, 8)
+TAUS = (8, 16, 32)
+SLOWER = {("fluid", 8, 32): 0.95}
+"""At 8 hosts and tau 32 the bunch of lookups with which a run starts outlives these 300 steps."""
+
+
+@pytest.mark.first_case
+@pytest.mark.parametrize("discipline", ["fluid", "fifo"])
+@pytest.mark.law8
+def test_where_worker_nics_bind_more_hosts_or_a_wider_window_lose_nothing(discipline):
+    """No more than 2 %, but for `SLOWER`."""
+    rates = {
+        (hosts, tau): rate_or_bound(discipline, servers=hosts, tau=tau)
+        for hosts in HOSTS
+        for tau in TAUS
+    }
+    for (hosts, tau), rate in rates.items():
+        for more, wider in rates:
+            if more >= hosts and wider >= tau:
+                least = SLOWER.get((discipline, more, wider), 0.98)
+                assert rates[more, wider] >= least * rate
+
+
+@pytest.mark.first_case
+@pytest.mark.parametrize("discipline", ["fluid", "fifo"])
+@pytest.mark.law8
+def test_where_worker_nics_bind_faster_ones_lose_nothing(discipline):
+    for servers, tau in ((2, 8), (5, 16), (8, 32)):
+        options = {"discipline": discipline, "servers": servers, "tau": tau}
+        rates = [rate_or_bound(nics=nics, **options) for nics in (0.5, 1.0, 2.0)]
+        assert rates[0] < rates[1] < rates[2]
+
+
+@pytest.mark.law8
+def test_with_a_connection_for_each_message_more_servers_are_slower():
+    """Why connections carry their messages in order: else rows of many servers outweigh gradients,
+    pushes outweigh pooled rows, and the two directions of a NIC take turns."""
+    few, many = (rate_or_bound("fluid-each", servers=servers, tau=16) for servers in (4, 8))
+    assert many < 0.8 * few
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
@@ -275,7 +338,7 @@ def test_rescaling_time_rescales_every_instant(discipline, factor):
     fast = simulate(base).stamps
     # A power of two changes exponents only; the fluid solver compares with a tolerance.
     assert np.allclose(slow, fast * factor, rtol=1e-11, atol=0)
-    if discipline is not Discipline.FLUID:
+    if discipline in (Discipline.FIFO, Discipline.UNSHARED):
         assert np.array_equal(slow, fast * factor)
 
 

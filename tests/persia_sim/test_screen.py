@@ -13,6 +13,7 @@ from persia_sim.base.command_line import read_options
 from persia_sim.base.facts import on_screen
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, run
+from persia_sim.cluster.scenario import Discipline
 from persia_sim.engine.simulate import simulate
 from persia_sim.report.figures import as_json, figures
 from persia_sim.report.measure import Estimate
@@ -136,3 +137,11 @@ def test_a_name_from_a_file_leaves_the_document_one(tmp_path, monkeypatch, capsy
     said = capsys.readouterr().out
     assert said.isascii() and "\x1b" not in said
     assert json.loads(said)["simulated"]["workload"] == "a\x85\x1b[2J\u202e"
+
+
+def test_a_rate_far_below_what_the_nics_allow_says_so_beside_that_of_another_discipline():
+    options = {"cluster": "h100-host", "workload": "kwai-video", "mode": "hybrid", "tau": 16}
+    each = Options(**options, servers=8, steps=150, discipline=Discipline.FLUID_EACH)
+    line = next(line for line in run(each).splitlines() if "shared otherwise" in line)
+    assert "% below what the NICs allow; as fluid it is 1.0" in line
+    assert "shared otherwise" not in run(replace(each, discipline=Discipline.FLUID))
