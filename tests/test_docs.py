@@ -291,6 +291,52 @@ def test_what_a_page_quotes_is_what_is_stored_and_printed(page):
     assert page.read_text() == written, "run: python docs/tools/results_page.py"
 
 
+_RANGED = r"at least [\d.,]+|[\d.,]+ \([\d.,]+ to [\d.,]+\)"
+_HEADS = r"over sync's|Gbit/s"
+"""Heads of columns with ratios."""
+MEASURED_BESIDE = "claims"
+"""A block in which each simulated ratio stands beside the measured one to which it was fitted."""
+
+
+@pytest.mark.parametrize("page", results_page.BLOCKS, ids=lambda page: page.stem)
+def test_no_ratio_of_a_generated_block_stands_without_its_range(page):
+    for name in results_page.BLOCKS[page].keys() - {MEASURED_BESIDE}:
+        start, end = f"<!-- {name} -->", f"<!-- end of {name.removeprefix('lateness: ')} -->"
+        block = page.read_text().partition(start)[2].partition(end)[0]
+        without_range(block)
+
+
+def without_range(block: str) -> None:
+    """Fails at a ratio that is no range: in a sentence, or in a column whose head says ratios."""
+    lines = [line for line in block.splitlines() if line.startswith("|")]
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    for row in table[2:]:
+        for head, cell in zip(table[0], row, strict=True):
+            if re.search(_HEADS, head) and cell != "1":
+                assert all(re.fullmatch(_RANGED, each) for each in cell.split(" / ")), row
+
+    # Sentences: what stands before "times".
+    prose = " ".join(line for line in block.splitlines() if not line.startswith("|"))
+    for match in re.finditer(r"(\S+) times (?:as|the|less)\b", prose):
+        before = prose[: match.end(1)]
+        assert re.search(rf"(?:{_RANGED})$", before), before[-80:]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "hybrid is 4.7 times as fast",
+        "it costs 2.1 times less",
+        "| mode | over sync's |\n| --- | --- |\n| hybrid | 4.72 |",
+        "| GPU | 10 Gbit/s |\n| --- | --- |\n| A100 | 1.2 (1 to 2) / 3.1 |",
+    ],
+)
+def test_a_ratio_without_its_range_is_found(block):
+    with pytest.raises(AssertionError):
+        without_range(block)
+    without_range("it is at least 3.6 times as fast, and 4.7 (3.6 to 7.3) times as dear")
+
+
 # The console scripts of pyproject.toml are the commands of `python -m`.
 
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]

@@ -9,13 +9,26 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import combinations
 from pathlib import Path
 from textwrap import fill
+
+import numpy as np
 
 from experiments.lateness.streams import STREAMS
 from experiments.paper.claims import answers
 from experiments.paper.claims import markdown as claims_table
 from experiments.paper.record import STORED, Row, read_rows
+from experiments.studies.sharded_map import ranges_of
+from experiments.studies.which_mode import LABELS
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.scenario import Scenario
+from persia_sim.presets import catalogue
+from persia_sim.presets.costs import CATALOGUE, fitted
+from persia_sim.report import sweep
+from persia_sim.report.ranges import END, MODE_LN, MODEL_LN, OnServers, Range, range_of
+from persia_sim.report.sizing import cheapest, unknown_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "README.md"
@@ -256,9 +269,53 @@ def line_of(cluster: str, mode: str, data: str = MOVIELENS) -> Row:
     return line
 
 
-def dollars(cluster: str, mode: str) -> str:
-    """Dollars for a billion samples."""
-    return f"${float(line_of(cluster, mode)['usd_per_billion_samples']):,.0f}"
+PRESETS = {PAPER: "v100-paper", H100: "h100-host"}
+
+
+@cache
+def scenario_of(cluster: str, mode: str) -> Scenario:
+    """A mode on a cluster, as the study has it."""
+    of_mode, tau = LABELS[mode]
+    return sweep.scenario_of(
+        sweep.Point(cluster=PRESETS[cluster], workload="kwai-video", mode=of_mode, tau=tau), 1
+    )
+
+
+@cache
+def hosts_of(cluster: str) -> Callable[[float], Cluster] | None:
+    """The cluster with as many CPU hosts as a draw has."""
+    return unknown_hosts(PRESETS[cluster], scenario_of(cluster, "hybrid, tau 16"))
+
+
+@cache
+def times_sync(cluster: str, mode: str) -> Range:
+    """How many times as fast as sync a mode is on the same hosts, over all that is not known."""
+    sides = (
+        OnServers(scenario=scenario_of(cluster, m), hosts=hosts_of(cluster)) for m in (mode, "sync")
+    )
+    return range_of(*sides, value=float(line_of(cluster, mode)["times_sync"]), simulated=False)
+
+
+@cache
+def dollars(cluster: str, mode: str) -> Range:
+    """Dollars for a billion samples, on the hosts that the cluster has."""
+    line = line_of(cluster, mode)
+    side = OnServers(scenario=scenario_of(cluster, mode))
+    rate = range_of(side, value=float(line["samples_per_s"]), simulated=False)
+    return rate.under(float(line["usd_per_hour"]) / 3600 * 1e9)
+
+
+@cache
+def cheapest_hosts(mode: str) -> Scenario:
+    """A mode beside 8 H100 with the hosts on which a sample of it costs least."""
+    return cheapest(scenario_of(H100, mode), catalogue.rows_of("kwai-video"))
+
+
+@cache
+def cheapest_times(mode: str) -> Range:
+    """How many times as fast as sync a mode is where each has the hosts on which it is cheapest."""
+    sides = (OnServers(scenario=cheapest_hosts(m)) for m in (mode, "sync"))
+    return range_of(*sides, simulated=False)
 
 
 def gap(mode: str, data: str, order: str) -> str:
@@ -283,7 +340,13 @@ def tau_gap(rows_late: int, data: str, order: str) -> str:
 def answer() -> str:
     """The README's answer: what hybrid gains, what it loses, when it pays."""
     late = "hybrid, tau 16"
-    times = {c: f"{float(line_of(c, late)['times_sync']):.1f}" for c in (H100, PAPER)}
+    of_h100, of_paper = (times_sync(cluster, late) for cluster in (H100, PAPER))
+    usd = {(c, m): f"${dollars(c, m):,.0f}" for c in (H100, PAPER) for m in (late, "sync")}
+
+    # Each mode on hosts of its own: its price follows from what those cost.
+    of_own = cheapest_times(late)
+    hourly = [cheapest_hosts(m).cluster.usd_per_hour for m in ("sync", late)]
+    cheaper = of_own.times(hourly[0] / hourly[1])
 
     # The smallest and the largest change over all test windows, in time order and shuffled.
     ends = {}
@@ -297,14 +360,17 @@ def answer() -> str:
         ]
         ends[order] = f"between {1e3 * min(changes):+.1f} and {1e3 * max(changes):+.1f}"
     gains = (
-        f"**What you gain.** With tau 16 hybrid training is {times[H100]} times as fast as"
+        f"**What you gain.** With tau 16 hybrid training is {of_h100:.1f} times as fast as"
         " synchronous training on a host of 8 H100 that keeps its rows on CPU servers. A billion"
-        f" samples then cost {dollars(H100, late)} instead of {dollars(H100, 'sync')}. On the"
-        f" paper's 64 V100 it is {times[PAPER]} times as fast, and a billion samples cost"
-        f" {dollars(PAPER, late)} instead of {dollars(PAPER, 'sync')}. These figures are simulated."
-        " They move with how long an embedding worker, a process between GPUs and servers, takes"
-        " for a byte of rows: that is fitted to the paper's synchronous runs, and assumed for the"
-        " host of 8 H100, on which nobody has measured it."
+        f" samples then cost {usd[H100, late]} instead of {usd[H100, 'sync']}. On the paper's 64"
+        f" V100 it is {of_paper:.1f} times as fast, and a billion samples cost {usd[PAPER, late]}"
+        f" instead of {usd[PAPER, 'sync']}. These figures are simulated, and each is a range: nine"
+        " of ten draws of what nobody knows lie in it. (Where its ends differ by more than a factor"
+        " of three, we give the lower end alone.) On the H100 the ratio is moved most by"
+        f" {of_h100.decisive}, on the V100 by {of_paper.decisive}. Both modes have the same hosts"
+        " here, as many as hybrid takes for 500,000 samples/s on the H100. Where each has the hosts"
+        f" on which its own samples are cheapest, hybrid is {of_own:.1f} times as fast, and its"
+        f" samples cost {cheaper:.1f} times less."
     )
     loses = (
         "**What you lose** depends on the data and on their order. We measured it by training an"
@@ -331,10 +397,12 @@ def which_mode_table() -> str:
     """The five modes: throughput and dollars on two clusters, AUC on two streams."""
     head = [
         "mode",
-        "8 H100: samples/s (over sync)",
-        "8 H100: $ for 10^9 samples",
-        "64 V100: samples/s (over sync)",
-        "64 V100: $ for 10^9 samples",
+        "8 H100: samples/s",
+        "over sync's",
+        "$ for 10^9 samples",
+        "64 V100: samples/s",
+        "over sync's",
+        "$ for 10^9 samples",
         "AUC gap on MovieLens, time order [1e-3]",
         "AUC gap on MovieLens, shuffled [1e-3]",
         "AUC gap on KuaiRand, time order [1e-3]",
@@ -344,8 +412,9 @@ def which_mode_table() -> str:
         cells = ["async, tau 4" if mode == "async" else mode]
         for cluster in (H100, PAPER):
             line = line_of(cluster, mode)
-            rate, times = float(line["samples_per_s"]), float(line["times_sync"])
-            cells += [f"{rate:,.0f} ({times:.2f} x)", dollars(cluster, mode)]
+            rate = float(line["samples_per_s"])
+            times = "1" if mode == "sync" else f"{times_sync(cluster, mode):.2f}"
+            cells += [f"{rate:,.0f}", times, f"{dollars(cluster, mode):,.0f}"]
         exact = mode in ("sync", "lookahead")
         for data, order in ((MOVIELENS, "time"), (MOVIELENS, "shuffled"), (KUAIRAND, "time")):
             cells.append("0, exact" if exact else gap(mode, data, order))
@@ -385,13 +454,77 @@ def sharded_table() -> str:
     lines = []
     for gpu, size in dict.fromkeys(place[:2] for place in cells):
         of_place = [cells[gpu, size, nic] for nic in nics]
-        pairs = [
-            f"{float(r['throughput_ratio']):.2f} / {float(r['dollar_ratio']):.2f}" for r in of_place
-        ]
+        pairs = [" / ".join(f"{each:.2f}" for each in ranges_of(r)) for r in of_place]
         words = f"{size / 1e12:g} T" if size >= 1e12 else f"{size / 1e9:g} G"
         lines.append([gpu.upper(), words, f"{int(of_place[0]['sharded_gpus']):,}", *pairs])
     heads = ["GPU", "parameters", "GPUs of sharded", *(f"{nic:g} Gbit/s" for nic in nics)]
     return markdown(heads, lines)
+
+
+_SIZES = {"wide": (16, 3), "wide-dim128": (128, 10)}
+"""Workload of the roofline -> numbers in a row, and cache lines that reading one touches: of the
+index, of its record, of its values."""
+_OCCURRENCES = 4096 * 26
+_THREADS = 2
+
+
+def measured_costs(stage: str) -> tuple[float, float]:
+    """Nanoseconds of a core for an id and for a byte of distinct rows in a stage of `runtime/`: two
+    batches with rows of two widths, and so two equations."""
+    stored = read_rows(STORED / "bench_peers_roofline.csv")
+    took = {(row["workload"], row["stage"]): row for row in stored}
+    sizes = []
+    for workload, (dim, lines) in _SIZES.items():
+        distinct = float(took[workload, "lookup"]["lines"]) / lines
+        ids = _OCCURRENCES if stage in ("pool", "scatter") else distinct
+        sizes.append((ids, 4 * dim * distinct))
+    ns = [1e6 * _THREADS * float(took[workload, stage]["measured_ms"]) for workload in _SIZES]
+    an_id, a_byte = np.linalg.solve(sizes, ns)
+    return float(an_id), float(a_byte)
+
+
+def costs_table() -> str:
+    """What an embedding worker and a server take, by three sources."""
+    laws = {
+        "worker: pool": ("pool", "worker_pool"),
+        "worker: gradients to rows": ("scatter", "worker_scatter"),
+        "server: look up": ("lookup", "server_lookup"),
+        "server: update": ("update", "server_update"),
+    }
+    lines = []
+    for name, (stage, law) in laws.items():
+        of_id, of_byte = measured_costs(stage)
+        theirs = [getattr(fitted(cluster), law) for cluster in ("v100-paper", "gcp-100t")]
+        mine = getattr(CATALOGUE, law)
+        by_fit = " and ".join(f"{1e9 * each.per_byte_s:.2g}" for each in theirs)
+        is_fitted = theirs[0].per_byte_s != mine.per_byte_s
+        lines.append(
+            [
+                name,
+                f"{max(0.0, of_id):.0f}, {of_byte:.2g}",
+                f"-, {by_fit}" if is_fitted else "-",
+                f"{1e9 * mine.per_item_s:.0f}, {1e9 * mine.per_byte_s:.2g}",
+            ]
+        )
+    heads = ["ns for an id, for a byte", "`runtime/`", "fitted: 64 V100 and 100T", "catalogue"]
+    return markdown(heads, lines)
+
+
+def held_table() -> str:
+    """How many ranges hold what was measured, and how wide they are."""
+    lines = []
+    for name, errors in (("`validate`", "validate"), ("an earlier `validate`", "validate_first")):
+        known = read_rows(STORED / f"{errors}.csv")
+        off = [math.log(float(r["predicted"]) / float(r["samples_per_s"])) for r in known]
+        pairs = [a - b for a, b in combinations(off, 2)]
+        for what, away, sides in (("rates", off, 1), ("ratios of two rates", pairs, 2)):
+            half = END * math.sqrt((MODEL_LN**2 if sides == 1 else 0.0) + sides * MODE_LN**2)
+            held = sum(abs(each) <= half for each in away) / len(away)
+            lines.append(
+                [f"{name}, {what}", f"{len(away)}", f"{held:.0%}", f"{math.exp(2 * half):.2g}"]
+            )
+    lines = [[cell.replace("%", " %") for cell in line] for line in lines]
+    return markdown(["what was measured", "cases", "inside their range", "high over low"], lines)
 
 
 BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
@@ -406,7 +539,7 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     },
     README: {"answer": answer},
     GUIDES: {"first run": first_run},
-    SIMULATOR: {"screen": screen},
+    SIMULATOR: {"screen": screen, "held": held_table, "three sources": costs_table},
     SIMULATED: {"who wins": sharded_table},
     ARTIFACT: {"claims": claims},
 }

@@ -9,7 +9,7 @@ where no NIC binds. The presets take what is found here (`persia_sim/presets/cos
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, hypot, log, pi, sqrt
@@ -30,6 +30,8 @@ from persia_sim.cluster.scenario import Noise, Scenario
 from persia_sim.cluster.workload import Workload
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.presets.costs import FITS, calibrated
+from persia_sim.report.ranges import OnServers, Range, range_of
+from persia_sim.report.sizing import unknown_hosts
 
 MODES = {"hybrid": Mode.HYBRID, "sync": Mode.SYNC, "async": Mode.ASYNC_AVERAGING}
 WIDE_TAU = 16  # the bound of the published runs is not known; wide enough never to bind
@@ -110,6 +112,17 @@ def scenario_of(
 
 Edit = Callable[[str, Costs], Costs]
 """What a hypothesis changes in the costs of a cluster."""
+
+
+def may_be(point: PublishedRate, fit: Fit, batches: Mapping[str, int], predicted: float) -> Range:
+    """What a prediction by a fit's constants may be: these are as uncertain as that fit says."""
+    work = workloads()[point.workload]
+    work = replace(work, batch_per_rank=batches.get(point.cluster, work.batch_per_rank))
+    costs = calibrated(fit.values, point.cluster, fit.spread)
+    scenario = scenario_of(cluster_of(point.cluster, point.gpus), work, costs, point.mode, 60)
+    hosts = unknown_hosts(point.cluster, scenario)
+    side = OnServers(scenario=scenario, hosts=hosts, spreads=fit.spread)
+    return range_of(side, value=predicted, simulated=False)
 
 
 def rate(
@@ -334,11 +347,11 @@ def left_out(known: Sequence[PublishedRate], batches: dict[str, int]) -> list[di
     lines: list[dict[str, Any]] = []
     for name, points_of_it in classes.items():
         others = [point for point in known if point not in points_of_it]
-        values = fit_shared(others, batches).fit.values
+        found = fit_shared(others, batches).fit
         for point in points_of_it:
             nearest = min(others, key=lambda other: abs(log(other.gpus / point.gpus)))
             naive = nearest.samples_per_s / nearest.gpus * point.gpus
-            predicted = rate(point, values, batches)
+            predicted = rate(point, found.values, batches)
             lines.append(
                 _line(
                     name,
@@ -348,6 +361,7 @@ def left_out(known: Sequence[PublishedRate], batches: dict[str, int]) -> list[di
                     point.samples_per_s,
                     predicted,
                     naive,
+                    may_be(point, found, batches, predicted),
                 )
             )
     return lines
@@ -374,6 +388,7 @@ def _line(
     published: float,
     predicted: float,
     naive: float | None = None,
+    drawn: Range | None = None,
 ) -> dict[str, Any]:
     return {
         "left_out": without,
@@ -382,14 +397,16 @@ def _line(
         "gpus": gpus,
         "published": published,
         "predicted": predicted,
+        "low": "" if drawn is None else drawn.low,
+        "high": "" if drawn is None else drawn.high,
         "ln_rate_error": log(predicted / published),
         "naive_ln_rate_error": "" if naive is None else log(naive / published),
     }
 
 
 def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, Any]]) -> str:
-    """How far predictions of each class are off, and the naive ones; the speed-ups over rivals at 8
-    GPUs that they give."""
+    """How far predictions of each class are off, and the naive ones; how many ranges hold what was
+    published, and how wide they are; the speed-ups over rivals at 8 GPUs that they give."""
     # A line a class, and one for each point in turn.
     text = [f"\n{'left out of the fit':28} {HEADER}   nearest number of GPUs: median, p90"]
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -400,6 +417,12 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
             [x[column] for x in members] for column in ("ln_rate_error", "naive_ln_rate_error")
         )
         text.append(compared(name, *errors, 28))
+
+    # Whether the ranges hold what was published.
+    held = [x["low"] <= x["published"] <= x["high"] for x in lines]
+    width = float(np.median([x["high"] / x["low"] for x in lines]))
+    share = f"ranges hold {np.mean(held):.0%} of {len(lines)}"
+    text.append(f"{share}; the median one is a factor of {width:.2g} wide")
 
     # Speed-ups are what a reader of the paper asks for.
     data_set = rivals[0]["left_out"]

@@ -10,7 +10,7 @@ simulated; the sharded system has 64 GPUs, or as many more as its rows need memo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -37,9 +37,10 @@ from persia_sim.presets.catalogue import MACHINES, gcp_100t, ranker_of
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.fitted import REACH
 from persia_sim.presets.software import SOFTWARE
-from persia_sim.report.compare import alike
+from persia_sim.report.compare import OnGpus, alike
 from persia_sim.report.critical_path import blame_of_resources
 from persia_sim.report.measure import throughput
+from persia_sim.report.ranges import OnServers, Range, range_of
 from persia_sim.sharded.plan import HostTime, Software, Strategy
 from persia_sim.sharded.stages import Job, Stages, fits, stages, step_of
 
@@ -310,6 +311,7 @@ def cell_of(
     parts = seconds_by_part(sharded.parts)
     hybrid_price = usd_per_million(usd, rate)
     sharded_price = usd_per_million(sharded_usd, sharded_rate)
+    times = times_of(scenario, sharded, rate / sharded_rate)
     return {
         "gpu": gpu,
         "software": software,
@@ -333,10 +335,21 @@ def cell_of(
         "sharded_plan": sharded.plan,
         "sharded_usd_per_hour": sharded_usd,
         "sharded_usd_per_million_samples": sharded_price,
-        "throughput_ratio": rate / sharded_rate,  # above 1 hybrid is faster
-        "dollar_ratio": sharded_price / hybrid_price,  # above 1 hybrid is cheaper
+        "throughput_ratio": times.value,  # above 1 hybrid is faster
+        "throughput_ratio_low": times.low,  # nine in ten draws of what is not known lie between
+        "throughput_ratio_high": times.high,
+        "throughput_ratio_inputs": times.decisive,
+        "dollar_ratio": sharded_price / hybrid_price,  # above 1 hybrid is cheaper; as wide
         "prices": f"{price_date(sharded.job.system.host)}; CPU hosts 2021-11",
     }
+
+
+def times_of(hybrid: Scenario, sharded: Sharded, value: float) -> Range:
+    """How many times as fast hybrid is as tables on GPUs, simulated as ``value``, over one draw of
+    what both share."""
+    job = sharded.job
+    rival = OnGpus(job=job, samples_per_s=job.batch / sharded.step_s)
+    return range_of(OnServers(scenario=hybrid), rival, value=value, simulated=False)
 
 
 def usd_per_million(usd_per_hour: float, samples_per_s: float) -> float:
@@ -348,6 +361,19 @@ def usd_per_million(usd_per_hour: float, samples_per_s: float) -> float:
     return usd_per_hour / 3600 / samples_per_s * 1e6
 
 
+def ranges_of(cell: Mapping[str, Any]) -> tuple[Range, Range]:
+    """Samples/s of hybrid over sharded, and dollars of sharded over hybrid. Prices are known, so
+    that both are as wide.
+
+    >>> row = {"throughput_ratio_low": 1, "throughput_ratio": 2, "throughput_ratio_high": 3}
+    >>> [format(each, "g") for each in ranges_of(row | {"dollar_ratio": 4})]
+    ['2 (1 to 3)', '4 (2 to 6)']
+    """
+    names = (f"throughput_ratio{end}" for end in ("_low", "", "_high"))
+    times = Range(*(float(cell[name]) for name in names))
+    return times, times.times(float(cell["dollar_ratio"]) / times.value)
+
+
 def table(cells: Sequence[Cell]) -> str:
     """A line for each GPU, software and size: ratios at every NIC."""
     nics = list(dict.fromkeys(cell["nic_gbit_per_s"] for cell in cells))
@@ -357,7 +383,7 @@ def table(cells: Sequence[Cell]) -> str:
         groups.setdefault(place, []).append(cell)
     lines = []
     for (gpu, software, host_time, parameters), of_group in groups.items():
-        ratios = [f"{c['throughput_ratio']:.2f} / {c['dollar_ratio']:.2f}" for c in of_group]
+        ratios = [" / ".join(f"{each:.2f}" for each in ranges_of(c)) for c in of_group]
         many = f"{of_group[0]['sharded_gpus']:,}"
         lines.append([gpu, software, host_time, f"{parameters:.3g}", many, *ratios])
     header = ["GPU", "against", "host", "parameters", "its GPUs", *(f"{n:g} Gbit/s" for n in nics)]
@@ -374,6 +400,9 @@ def summary(cells: Sequence[Cell]) -> str:
         cheaper = sum(cell["dollar_ratio"] > 1 for cell in of_law)
         text += f"\nthe host's launching {host_time}: hybrid is faster in {faster} and cheaper in"
         text += f" {cheaper} of {len(of_law)} cells"
+        both = zip(*map(ranges_of, of_law), strict=True)
+        sure = [sum(each.low > 1 for each in ranges) for ranges in both]
+        text += f"; at the lower end of its range, too, in {sure[0]} and {sure[1]}"
     off = [cell["hybrid_bound_samples_per_s"] / cell["hybrid_samples_per_s"] - 1 for cell in cells]
     text += f"\nclosed form over simulation: median {median(off):+.1%}, largest {max(off):+.1%}"
     return text

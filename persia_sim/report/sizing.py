@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from math import ceil, exp, inf
 
@@ -246,7 +246,9 @@ def unknown_hosts(preset: str, scenario: Scenario) -> Callable[[float], Cluster]
     servers = scenario.cluster.servers.hosts
     if preset in SIZED_FOR:
         rate = SIZED_FOR[preset]
-        return lambda times: sized(scenario, times * rate, rows_of(scenario.workload.name)).cluster
+        kept = rows_of(scenario.workload.name)
+        # Every mode and both sides of a ratio have the same draws.
+        return cache(lambda times: sized(scenario, times * rate, kept).cluster)
 
     def split(times: float) -> Cluster:
         more = round((workers + servers) * times / (times + servers / workers))

@@ -39,6 +39,7 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.presets.costs import BATCHES, FITS
 from persia_sim.report.measure import throughput
+from persia_sim.report.ranges import WORKERS, Range
 
 FIGURE_DATA = Path(__file__).parents[2] / "docs" / "results"
 
@@ -263,6 +264,10 @@ def test_the_table_of_what_was_left_out_has_a_line_a_class_one_for_all_and_the_s
         line | {"ln_rate_error": log(1.3), "predicted": 130.0, "gpus": 4},
         line | {"left_out": "avazu-ad", "ln_rate_error": 0.0, "predicted": 90.0, "published": 90.0},
     ]
+    ranges = (95.0, 190.0), (101.0, 303.0), (89.0, 356.0)  # the middle one does not hold 100
+    lines = [
+        line | {"low": low, "high": high} for line, (low, high) in zip(lines, ranges, strict=True)
+    ]
     rival = {"left_out": "avazu-ad", "gpus": 8, "system": "XDL"}
     rival |= {"predicted": 30.0, "published": 45.0}
     table = persia.left_out_table(lines, [rival, rival | {"gpus": 4}]).splitlines()
@@ -272,6 +277,7 @@ def test_the_table_of_what_was_left_out_has_a_line_a_class_one_for_all_and_the_s
         compared(name, [x["ln_rate_error"] for x in of], [log(2)] * len(of), 28)
         for name, of in expected.items()
     ]
+    assert "ranges hold 67% of 3; the median one is a factor of 3 wide" in table
     assert [line.split() for line in table if line.startswith("avazu-ad, Persia over XDL")] == [
         ["avazu-ad,", "Persia", "over", "XDL", "3.00", "predicted,", "2.00", "published"]
     ]
@@ -355,8 +361,12 @@ def test_a_class_that_is_left_out_is_predicted_by_constants_that_never_saw_it(mo
 
     monkeypatch.setattr(persia, "fit_shared", fit)
     monkeypatch.setattr(persia, "rate", lambda point, values, batches: float(values["number"]))
+    monkeypatch.setattr(
+        persia, "may_be", lambda point, fit, batches, rate: Range(rate / 2, rate, 2 * rate)
+    )
     known = points()
     lines = persia.left_out(known, dict(BATCHES))
+    assert all((x["low"], x["high"]) == (x["predicted"] / 2, x["predicted"] * 2) for x in lines)
     classes = Counter(line["left_out"] for line in lines)
     assert len(seen) == len(classes) > 8 and "several hosts" in classes
     for line in lines:
@@ -372,3 +382,15 @@ def test_a_class_that_is_left_out_is_predicted_by_constants_that_never_saw_it(mo
         assert not of_class
         naive = line["published"] * np.exp(line["naive_ln_rate_error"]) / line["gpus"]
         assert any(naive == pytest.approx(p.samples_per_s / p.gpus) for p in fitted)
+
+
+def test_a_range_of_a_point_is_as_wide_as_the_fit_that_predicts_it_is_unsure():
+    point = next(p for p in points() if p.workload == "kwai-video" and p.mode is Mode.SYNC)
+    predicted = rate(point, FOUND, BATCHES)
+    spreads = {name: fit.spread for name, fit in FITS.items()}
+    sure = SimpleNamespace(values=FOUND, spread=spreads)
+    unsure = SimpleNamespace(values=FOUND, spread=spreads | {"path_s_per_byte": 1.5})
+    narrow, wide = (persia.may_be(point, fit, BATCHES, predicted) for fit in (sure, unsure))
+    assert narrow.low < predicted < narrow.high and narrow.value == predicted
+    assert wide.width > 2 * narrow.width
+    assert wide.inputs[0].name == WORKERS

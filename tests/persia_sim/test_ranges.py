@@ -68,7 +68,7 @@ def test_a_ratio_is_printed_with_its_range_and_a_wide_one_by_its_lower_end():
     assert f"{Range(1e5, 2e5, 2.5e5):,.0f}" == "200,000 (100,000 to 250,000)"
     inputs = (Input("a", 3.0, 6.0), Input("b", 4.0, 5.0), Input("c", 4.5, 4.6))
     found = Range(3.0, 4.0, 6.0, inputs)
-    assert found.decisive == "a and b" and found.width == 2
+    assert found.decisive == "a, and then b" and found.width == 2
     assert Range(1.0, 1.0, 1.0).decisive == "nothing"
 
 
