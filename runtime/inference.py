@@ -24,6 +24,7 @@ from runtime.data.schema import Column, Schema
 from runtime.data.table import file_of, header_of
 from runtime.embedding.batch_rows import ByTable
 from runtime.embedding.native.plan import Planner, Pooling
+from runtime.models.networks import batch_warnings, in_parts
 from runtime.object_store import address_of, named_as
 from runtime.serving.exported import MANIFEST, read_export, read_trained_on
 from runtime.serving.network import Score, Scorer, dtype_of, score_with
@@ -159,9 +160,12 @@ class Model:
         tables: dict[str, Vectors],
         score: Score,
         schema: Mapping[str, Any],
+        network: str,
+        precision: str,
         trained: TrainedOn | None = None,
     ) -> None:
-        """``trained``: the samples that trained it; None: nobody knows."""
+        """``network``: its name in the options of a run; ``precision``: in which it computes;
+        ``trained``: the samples that trained it; None: nobody knows."""
         self.trained = trained
         self.layout = layout
         self.tables = tables
@@ -170,6 +174,8 @@ class Model:
         self._pooling = Pooling(layout.fields, dims)
         self._planner = Planner(layout.fields, (v.config for v in tables.values()), 1)
         self._score = score
+        self._network = network
+        self._precision = precision
 
     def lookup(self, table: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float [n, dim]: the vectors of these ids, as they stand in batches and in the export.
@@ -202,6 +208,15 @@ class Model:
                 f" it was started from: judged by the labels of {file}, it looks better than it is"
             )
         return warnings
+
+    def batch_warnings(self, batch: Batch, predictions: np.ndarray) -> list[str]:
+        """Warnings, where a network of somebody's own predicts a sample otherwise in another batch;
+        ``predictions`` are those of this batch."""
+        parts = in_parts(self._network, batch)
+        if not parts:
+            return []
+        apart = [self.predict(part) for part in parts]
+        return batch_warnings(self._network, self._precision, batch.size, predictions, apart)
 
     def vectors(self, column: str, values: Sequence[Any]) -> np.ndarray:
         """float [n, dim]: the vectors of these values of a column, as ``vectors("user", ["u17"])``.
@@ -324,4 +339,6 @@ def _model_in(path: Path, on_warning: Callable[[str], None], trust: bool) -> Mod
     network = Scorer(trained.learner.model, precision).eval()
     score = score_with(network, dtype_of(precision), layout)
     schema = trained.checkpoint.state.facts.get("data_schema", {})
-    return Model(layout, tables, score, schema, trained.checkpoint.trained_on())
+    name = trained.config.model.name
+    trained_on = trained.checkpoint.trained_on()
+    return Model(layout, tables, score, schema, name, precision, trained_on)

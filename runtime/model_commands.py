@@ -177,7 +177,11 @@ def predict(arguments: Sequence[str]) -> None:
     judged = Sketch()
     for rows, batch in model.columns.stream(options.data, options.also):
         scored = rows.table.select(list(options.also)).to_pandas(types_mapper=whole)
-        scored[scores] = model.predict(batch)
+        predictions = model.predict(batch)
+        if not parts:
+            for text in model.batch_warnings(batch, predictions):
+                warn(text)
+        scored[scores] = predictions
         parts.append(scored)
         judged.add(fingerprints(batch))
         for name, have in model.ids_with_row(batch).items():
@@ -203,6 +207,7 @@ def export(arguments: Sequence[str]) -> None:
     # What is exported, and to where: nothing is overwritten.
     options = read_options(Export, arguments, "persia-runtime export")
     from runtime.checkpoint.whole import find_checkpoint
+    from runtime.run.evaluate import by_its_batch
     from runtime.serving import exported, network
     from runtime.serving.trained import first_test_rows, open_trained
 
@@ -216,6 +221,9 @@ def export(arguments: Sequence[str]) -> None:
     except (ValueError, OSError) as error:
         rows = None
         warn(f"the network is tried on made-up samples, for the test part cannot be read: {error}")
+    if rows is not None:
+        for text in by_its_batch(trained.learner, trained.learner.model, trained.worker, rows):
+            warn(text)
 
     # What was written, and what somebody needs to use it.
     result = exported.export(trained, options.out, rows)
@@ -243,9 +251,12 @@ def export(arguments: Sequence[str]) -> None:
 
 def describe(result: dict[str, Any]) -> str:
     """What a person reads after an evaluation."""
-    # Of which model and data the scores are.
-    tasks = {name: score for name, score in result["tasks"].items() if "rmse" not in score}
-    numbers = {name: score for name, score in result["tasks"].items() if "rmse" in score}
+    # Of which model and data the scores are; a task that no sample has a label of has no figures.
+    judged = {
+        name: score for name, score in result["tasks"].items() if score["label_rate"] is not None
+    }
+    tasks = {name: score for name, score in judged.items() if "rmse" not in score}
+    numbers = {name: score for name, score in judged.items() if "rmse" in score}
     width = max(len(name) for name in (*tasks, "task"))
     grouped = any(score.get("gauc_groups") for score in tasks.values())
     lines = [

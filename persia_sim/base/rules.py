@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from math import floor, inf, isfinite, log10
+from math import floor, inf, log10
 from typing import NamedTuple
 
 Range = tuple[float, float]
@@ -32,7 +32,8 @@ class Quantity(NamedTuple):
     """A note on a figure of a machine: what is possible for a caller from Python, what
     machines from 2006 to 2046 have, as files must say, and the units that are written by mistake.
 
-    In files, too, 0 and inf are "none" and "without limit" wherever they are possible.
+    In files, too, 0 is "none" wherever it is possible, and inf "without limit" wherever a figure
+    that is left out has none. What is ``whole`` is counted one by one.
     """
 
     may: Range
@@ -40,6 +41,8 @@ class Quantity(NamedTuple):
     most: float
     unit: str
     others: tuple[tuple[str, float], ...] = ()
+    owner: str = "machines"
+    whole: bool = False
 
     def refuse(self, name: str, value: object) -> None:
         """Raise `Refused` for a number that no machine has, saying what was probably meant.
@@ -49,13 +52,16 @@ class Quantity(NamedTuple):
         persia_sim.base.rules.Refused: nic_bytes_per_s is 400: machines have 1e+06 to 1e+14 \
 bytes a second; 400 Gbit/s are 5e+10, 400 GB/s are 4e+11
         """
-        if not isinstance(value, int | float) or not value or not isfinite(value):
+        if not isinstance(value, int | float) or not value:
             return
         meant = [(unit, value * each) for unit, each in self.others]
         meanings = [f"{value:g} {u} are {x:g}" for u, x in meant if self.least <= x <= self.most]
-        rule = f"machines have {self.least:g} to {self.most:g} {self.unit}"
-        remedy = ", ".join(meanings) or "look at its unit"
+        rule = f"{self.owner} have {self.least:g} to {self.most:g} {self.unit}"
+        remedy = "give a large one where it shall not bind" if value == inf else "look at its unit"
+        remedy = ", ".join(meanings) or remedy
         require(self.least <= value <= self.most, name, f"{value:g}", rule, remedy)
+        if self.whole:
+            require(value % 1 == 0, name, value, f"must be a whole number of {self.unit}", remedy)
 
 
 class Usual:
@@ -72,6 +78,9 @@ class Usual:
     ITEM = Quantity(SECONDS, 0, 0.01, "seconds", (("us", 1e-6), ("ns", 1e-9)))
     BYTE = Quantity(SECONDS, 0, 1e-6, "seconds", (("us", 1e-6), ("ns", 1e-9)))
     SPEED = Quantity((1e-4, 1e4), 0.01, 100, "times the speed of the measured core")
+    ROWS = Quantity(
+        AMOUNT, *AMOUNT, "rows", (("million", 1e6), ("billion", 1e9)), owner="tables", whole=True
+    )
     PRICE = Quantity(USD, 0, 1e4, "dollars an hour", (("dollars a month", 1 / 730),))
 
 

@@ -101,14 +101,23 @@ def serving(scenario: Scenario) -> np.ndarray:
     return served
 
 
-def pairs(scenario: Scenario) -> dict[tuple[int, tuple[int, ...]], int]:
-    """How many ranks are like this one and served by workers like these."""
+Alike = tuple[int, tuple[int, ...]]
+"""A rank by its kind of host, and workers by theirs: the first ones that are like these."""
+
+
+def served_alike(scenario: Scenario) -> list[Alike]:
+    """Of each rank, what it has in common with those that are like it and served alike."""
     ranks, _ = alike(scenario)
     served = serving(scenario)
     if not served.any():
-        return {(rank, (0,)): count for rank, count in Counter(ranks).items()}
+        return [(rank, (0,)) for rank in ranks]
     by = [tuple(np.unique(workers).tolist()) for workers in served]
-    return dict(Counter(zip(ranks, by, strict=True)))
+    return list(zip(ranks, by, strict=True))
+
+
+def pairs(scenario: Scenario) -> dict[Alike, int]:
+    """How many ranks are like this one and served by workers like these."""
+    return dict(Counter(served_alike(scenario)))
 
 
 LOADER = "loader"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 from persia_sim.base.popularity import expected_distinct
-from persia_sim.base.rules import AMOUNT, NUMBERS, SHARE, Range, require, require_within
+from persia_sim.base.rules import AMOUNT, NUMBERS, SHARE, Range, Usual, require, require_within
 from persia_sim.base.schema import hold_choices
 
 IDS: Range = (1e-9, 1e6)
@@ -49,7 +50,7 @@ class Table:
     """What options call it."""
     fields: tuple[str, ...] = ()
     """Names of the features that read it, which options may call it by, too."""
-    rows: float
+    rows: Annotated[float, Usual.ROWS]
     """Rows of one table, >= 1."""
     dim: float
     """Numbers in a row, > 0 (a mean where the description is one)."""

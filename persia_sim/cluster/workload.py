@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from persia_sim.base.popularity import (
     expected_distinct,
     server_shares,
 )
-from persia_sim.base.rules import AMOUNT, COUNT, NUMBERS, Range, require, require_within
+from persia_sim.base.rules import AMOUNT, COUNT, NUMBERS, Range, Usual, require, require_within
 from persia_sim.base.schema import hold_choices
 from persia_sim.cluster.machine import Precision
 from persia_sim.cluster.tables import IDS, ZIPF, RowUpdate, Table
@@ -72,7 +73,7 @@ class Workload:
     """Mean ids of a field in one sample (multi-hot above 1), > 0."""
     dim: int = 0
     """Numbers in a row, >= 1; 0 where ``tables`` differ in it."""
-    rows: float = 0
+    rows: Annotated[float, Usual.ROWS] = 0
     """Rows of all tables (nominal, resident or not), >= fields."""
     zipf: float = 1.05
     """Exponent of the ids' popularity, >= 0 (0 is uniform); the fields are alike."""

@@ -16,6 +16,7 @@ import numpy as np
 from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import COMMON_STEP, OWN_STEPS, refuse_unless_carried
 from persia_sim.bounds.closed_form import cycles
+from persia_sim.bounds.transfers import Alike, served_alike
 from persia_sim.cluster.demand import Demand, demand
 from persia_sim.cluster.incidents import Crash
 from persia_sim.cluster.scenario import Scenario
@@ -70,28 +71,36 @@ class Run:
         """The demand with the service times that the steps in [first, end) have drawn.
 
         With them the closed form of the constraints bounds those steps as it does without noise:
-        all ranks of a step wait for the slowest, without a barrier their rates add up, and no
-        request was quicker than the quickest. A step waits for pushes of earlier ones, not its own.
+        without a barrier ranks' rates add up, and at one all wait for the slowest. There a rank
+        that waits long for its rows may compute quickly, so only ranks whose rows come alike are
+        looked at together. No request was quicker than the quickest. A step waits for pushes of
+        earlier ones, not its own.
         """
         need = self.need
-        barrier = self.scenario.mode.has_barrier
         computed_s = self.computed_s[:, first:end]
         kind_of = np.array(need.kind_of)
 
-        # The compute time as drawn: with a barrier the slowest rank of a step, else the mean rate.
-        def computed(need: Demand, computed_s: np.ndarray) -> Demand:
-            mean = (
-                computed_s.max(0).mean()
-                if barrier
-                else 1 / (1 / np.maximum(computed_s.mean(1), _TINY)).mean()
-            )
+        # Where ranks meet, the slowest of each step, of those who get their rows alike.
+        alike: dict[Alike, list[int]] = {}
+        for rank, key in enumerate(served_alike(self.scenario)):
+            alike.setdefault(key, []).append(rank)
+
+        # The compute time as drawn of these ranks.
+        def computed(need: Demand, ranks: set[int]) -> Demand:
+            if self.scenario.mode.has_barrier:
+                together = [group for group in alike.values() if ranks.issuperset(group)]
+                mean = min(computed_s[group].max(0).mean() for group in together)
+            else:
+                own = computed_s[sorted(ranks)].mean(1)
+                mean = 1 / (1 / np.maximum(own, _TINY)).mean()
             more = float(mean) / need.compute_s if need.compute_s else 1.0
             return replace(need, forward_s=need.forward_s * more, backward_s=need.backward_s * more)
 
         # Of all ranks together, and of the ranks of each kind of host.
-        drawn = computed(need, computed_s)
+        drawn = computed(need, set(range(len(computed_s))))
         kinds = [
-            computed(each, computed_s[kind_of == kind]) for kind, each in enumerate(need.of_kinds)
+            computed(each, set(np.flatnonzero(kind_of == kind).tolist()))
+            for kind, each in enumerate(need.of_kinds)
         ]
 
         # Requests at servers: the quickest of each step, as no bound may ask for more.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
@@ -86,13 +86,17 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
                 raise ValueError(f"{place} is missing: give it, or a base to start from")
             values[name] = "a file"
 
-    # The dataclass holds its rules, and figures of machines are possible ones.
+    # Figures of machines are without limit only where a default is; the dataclass holds its rules.
+    quantities = [(name, q) for name, q in notes_of(whole, Quantity).items() if name in given]
+    for name, quantity in quantities:
+        if given[name] == quantity.may[1] == inf != whole.__dataclass_fields__[name].default:
+            quantity.refuse(f"{owner}{name}", inf)
     try:
         made = kind(**values)
     except ValueError as error:
         raise ValueError(f"{where + ': ' if where else ''}{error}") from None
-    for name, quantity in notes_of(whole, Quantity).items():
-        if name in given:
+    for name, quantity in quantities:
+        if given[name] != inf:
             quantity.refuse(f"{owner}{name}", given[name])
     return _as_edited(made, given, base) if isinstance(made, Host) and base is not None else made
 

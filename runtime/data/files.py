@@ -29,6 +29,8 @@ class Census:
     labels: tuple[str, ...]
     numbers: frozenset[str] = frozenset()
     """Labels that may be any number, so that there are no classes to count: all rows are 0."""
+    optional: frozenset[str] = frozenset()
+    """Labels that the test part may lack altogether."""
     counts: dict[Part, np.ndarray] = field(init=False)
     """int64 [T, 2] of each part: rows with label 0 and with label 1; rows without it are none."""
     good_rows: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(CODES, 0))
@@ -71,6 +73,8 @@ class Census:
             if not self.good_rows[part]:
                 raise _empty(part, where, self.bad_rows, split)
             for label, (zeros, ones) in zip(self.labels, self.counts[part].tolist(), strict=True):
+                if not zeros and not ones and part == "test" and label in self.optional:
+                    continue  # what was trained may be judged by the other labels
                 if not zeros and not ones:
                     raise DataError(
                         f"{where}: no row of the {part} part has a value of label {label}\n"
@@ -263,7 +267,7 @@ class FileSource:
         schema = self.schema
         names = self.schema.judging_columns
         numbers = frozenset({*(schema.regression or ()), *names[len(schema.labels) :]})
-        census = Census(names, numbers)
+        census = Census(names, numbers, frozenset(schema.optional or ()))
         for rows, codes in self.placed_rows(schema.placing_columns):
             values = [label_values(schema, name, rows.table.column(name)) for name in names]
             census.add(values, codes, self.rows)

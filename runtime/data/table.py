@@ -58,6 +58,8 @@ class TableFile:
     """Format of a text file that another library writes; None: it is delimited."""
     part: Part | None = None
     """The part that the whole file is of, where files decide."""
+    may_lack: frozenset[str] = frozenset()
+    """Columns without which the file is read as if none of its rows had a value of them."""
     open_quotes: list[int] = field(default_factory=list)
     """Rows whose lines the last stream has left out for a quote that is left open."""
     _broken: list[int] = field(default_factory=list)
@@ -81,7 +83,7 @@ class TableFile:
         return [number for number in self._broken if number < self._last]
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Raise when the file lacks one of the columns."""
+        """Raise when the file lacks one of the columns, but for those of `may_lack`."""
         present = self.column_names()
         for name in names:
             if present.count(name) > 1:
@@ -89,7 +91,8 @@ class TableFile:
                     f"{self.path} has {present.count(name)} columns {name!r}: which one is meant?"
                     " Give them different names"
                 )
-            if name not in present and not self._may_come_later(name):
+            may_lack = name in self.may_lack or self._may_come_later(name)
+            if name not in present and not may_lack:
                 raise DataError(
                     f"{self.path} has no column {name!r}; {nearest(name, present)}\n"
                     "  correct the schema, or the header line of the file"
@@ -101,6 +104,14 @@ class TableFile:
 
     def stream(self, names: Sequence[str]) -> Iterator[Rows]:
         """The named columns of all rows, in the file's order; text files give strings."""
+        present = self.column_names()
+        lacking = self.may_lack.difference(present)
+        if lacking.isdisjoint(names):
+            return self._stream(names)
+        read = [name for name in names if name not in lacking] or present[:1]
+        return (_with_nulls(rows, names) for rows in self._stream(read))
+
+    def _stream(self, names: Sequence[str]) -> Iterator[Rows]:
         self._broken = []
         self.open_quotes = []
         self._last = 0
@@ -301,6 +312,17 @@ def _without_views(batch: RecordBatch) -> RecordBatch:
     return batch
 
 
+def _with_nulls(rows: Rows, names: Sequence[str]) -> Rows:
+    """The named columns; those that the rows do not have hold no value."""
+    import pyarrow as pa
+
+    table = rows.table
+    nulls = pa.nulls(len(rows.numbers), pa.string())
+    present = set(table.schema.names)
+    columns = {name: table.column(name) if name in present else nulls for name in names}
+    return replace(rows, table=pa.RecordBatch.from_pydict(columns))
+
+
 @dataclass(slots=True, kw_only=True)
 class Table:
     """Big files streamed, small ones held in memory and looked up by key for every chunk."""
@@ -358,7 +380,8 @@ class Table:
         # Which file could give which column.
         main = self.files[0].path
         offers = [(side, set(side[1].column_names()) - {side[0].right}) for side in self.sides]
-        in_main = set(self.files[0].column_names())
+        offered = set[str]().union(*(columns for _, columns in offers))
+        in_main = set(self.files[0].column_names()) | (self.files[0].may_lack - offered)
         held = [(main, in_main), *((side[1].path, columns) for side, columns in offers)]
 
         # Exactly one must.
@@ -474,6 +497,7 @@ def file_of(schema: Schema, path: Path, *, skip: bool = False, **more: Any) -> T
         delimiter="\t" if is_atomic else schema.delimiter or ",",
         line_breaks=schema.line_breaks,
         quotes=schema.quotes is not False and not is_atomic,
+        may_lack=frozenset(schema.optional or ()),
         skip_bad_rows=skip,
         **more,
     )

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 from torch.nn.parameter import is_lazy
 
+from runtime.data.batch import Batch
 from runtime.models.imported import is_pythons, refuse_code_in
 from runtime.models.inputs import Embeddings, InputShape, by_field, flatten
 
@@ -340,6 +341,44 @@ class ModelError(ValueError):
 def is_imported(name: str) -> bool:
     """Whether the network is the user's (``package.module:Class``) and not built in."""
     return ":" in name
+
+
+_TRIED_APART = 1000
+"""Samples that a network of somebody's own predicts once more, in two parts."""
+_APART, _APART_IN_16_BITS = 1e-3, 3e-2
+"""How far both predictions of a sample may be from each other, of a number beyond 1 as a share."""
+
+
+def in_parts(name: str, first: Batch) -> list[Batch]:
+    """The first samples of a batch in two parts, for `batch_warnings`; none for a built-in network,
+    which computes each sample by itself. One part is small: its means differ from the batch's."""
+    tried = min(first.size, _TRIED_APART)
+    if not is_imported(name) or tried < 2:
+        return []
+    small = max(1, tried // 8)
+    return [first.rows(0, small), first.rows(small, tried)]
+
+
+def batch_warnings(
+    name: str, precision: str, size: int, whole: np.ndarray, apart: Sequence[np.ndarray]
+) -> list[str]:
+    """A warning where a network predicts a sample otherwise in another batch.
+
+    ``whole``: float [n, T], its predictions in batches of ``size``; ``apart``: those of the first
+    of these samples in `in_parts`.
+    """
+    first = whole[: sum(map(len, apart))]
+    difference = np.abs(np.concatenate(apart) - first) / np.maximum(1.0, np.abs(first))
+    furthest = float(difference.max())
+    allowed = _APART_IN_16_BITS if precision in ("bfloat16", "float16") else _APART
+    if not furthest > allowed:
+        return []
+    return [
+        f"model {name} predicts a sample otherwise in another batch, by up to {furthest:.2g}: its"
+        " output depends on the other samples of the batch, or on chance. What it says here is of"
+        f" batches of {size:,}, and `evaluate`, `predict` and other batches give other scores;"
+        " compute each sample by itself (in eval mode) to have one score"
+    ]
 
 
 @contextmanager

@@ -23,16 +23,12 @@ from runtime.data.source import Part, Source, parsed_by, rebatch
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.batch_rows import ABSENT, Handle
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.models.networks import is_imported
+from runtime.models.networks import batch_warnings, in_parts, is_imported
 from runtime.rank.learner import Learner
 from runtime.run.scores import TaskScore, regression_score, score
 
 _EVALUATION_BATCH = 8192  # samples at a time: bounds memory, changes no figure
 _BATCHES_IN_MEMORY = 128  # a million samples
-_TRIED_APART = 1000
-"""Samples that a network of somebody's own predicts once more, in two parts."""
-_APART, _APART_IN_16_BITS = 1e-3, 3e-2
-"""How far both predictions of a sample may be from each other, of a number beyond 1 as a share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,44 +196,40 @@ def evaluate(
     if health:
         health += _far_from_one(dict(zip(layout.dense, distances / len(labels), strict=True)))
     if first is not None:
-        health += _by_its_batch(learner, model, worker, first, predictions)
+        health += by_its_batch(learner, model, worker, first, predictions)
     of_fields = zip(layout.fields, np.sum(counts, axis=0).tolist(), strict=True)
     have_row = {field.name: rows / ids for field, (ids, rows) in of_fields if ids}
     return Evaluation(tasks, predictions, labels, health, groups, weight, have_row)
 
 
-def _by_its_batch(
+def by_its_batch(
     learner: Learner,
     model: nn.Module,
     worker: EmbeddingWorker,
     first: Batch,
-    predictions: np.ndarray,
+    predictions: np.ndarray | None = None,
 ) -> list[str]:
-    """A warning where a network of somebody's own predicts a sample otherwise in another batch."""
+    """A warning where a network of somebody's own predicts a sample otherwise in another batch.
+
+    ``predictions``: float [n, T], what is known already of the samples of ``first``.
+    """
     name = learner.config.model.name
-    tried = min(first.size, _TRIED_APART)
-    if not is_imported(name) or tried < 2:
+    parts = in_parts(name, first)
+    if not parts:
         return []
-    # The same samples, in two parts; who draws in its forward pass shall not draw otherwise later.
-    parts = [first.rows(0, tried // 2), first.rows(tried // 2, tried)]
+    if predictions is None:
+        parts = [first, *parts]
+    # Who draws in its forward pass shall not draw otherwise later.
     with (
         _evaluating(model),
         torch.random.fork_rng(),
         closing(worker.store.peek_all(parts)) as tickets,
     ):
         apart = [learner.predict(model, t.batch, worker.pool(t)) for t in tickets]
-    whole = predictions[:tried]
-    difference = np.abs(np.concatenate(apart) - whole) / np.maximum(1.0, np.abs(whole))
-    furthest = float(difference.max())
-    in_16_bits = learner.config.engine.precision in ("bfloat16", "float16")
-    if not furthest > (_APART_IN_16_BITS if in_16_bits else _APART):
-        return []
-    return [
-        f"model {name} predicts a sample otherwise in another batch, by up to {furthest:.2g}: its"
-        " output depends on the other samples of the batch, or on chance. Its scores are those of"
-        f" batches of {first.size:,}, and `predict` will give others; compute each sample by itself"
-        " (in eval mode) to have one score"
-    ]
+    if predictions is None:
+        predictions, *apart = apart
+    precision = learner.config.engine.precision
+    return batch_warnings(name, precision, first.size, predictions, apart)
 
 
 def overlap_with(trained: TrainedOn, held_out: HeldOut) -> Overlap:

@@ -219,7 +219,7 @@ def file_of(table: str) -> str:
 
 def read_export(
     folder: Path, on_warning: Callable[[str], None], *, trust: bool = False
-) -> tuple[Layout, dict[str, Vectors], Score, dict[str, Any]]:
+) -> tuple[Layout, dict[str, Vectors], Score, dict[str, Any], str, str]:
     """All that a `runtime.inference.Model` is made of; `BrokenFileError` naming the file that
     cannot be trusted. ``on_warning`` is told whose code is run, where the network needs its class;
     ``trust``: as of `refuse_code_in`."""
@@ -250,7 +250,9 @@ def read_export(
     network = read_network(
         folder, manifest.dense, manifest.model, shape, manifest.hidden, manifest.precision
     )
-    return manifest.layout, tables, network, manifest.schema
+    # A graph computes in float32, also where the training was in 16 bits.
+    precision = "float32" if manifest.dense == "graph" else manifest.precision
+    return manifest.layout, tables, network, manifest.schema, manifest.model, precision
 
 
 def _manifest_in(folder: Path) -> Manifest:

@@ -18,8 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persia_sim import __main__ as command
+from persia_sim.base.rules import Quantity
+from persia_sim.base.schema import field_types, notes_of
 from persia_sim.cli import Options, run
 from persia_sim.cli.example import table
+from persia_sim.cluster.allreduce import DenseSync
+from persia_sim.cluster.cluster import Role
+from persia_sim.cluster.machine import Gpu, Host, Reach
 from persia_sim.presets.catalogue import MACHINES, costs_of, rankers, workloads
 from persia_sim.presets.from_file import find_cluster
 from persia_sim.presets.software import SOFTWARE
@@ -220,11 +225,48 @@ def test_rows_of_so_many_bits_are_no_bytes(tmp_path, monkeypatch, capsys):
 
 
 def test_what_is_no_limit_and_the_extremes_of_a_caller_are_believed(tmp_path):
-    text = "[nn.host]\nnic_bytes_per_s = inf\n[link]\nlatency_s = 0\n"
+    text = "[nn.host]\nmemory_bytes_per_s = inf\n[link]\nlatency_s = 0\n"
     (path := tmp_path / "mine.toml").write_text(f'base = "gcp-100t"\n{text}')
     cluster = find_cluster(str(path))[0]
-    assert (cluster.nn.host.nic_bytes_per_s, cluster.link.latency_s) == (inf, 0)
+    assert (cluster.nn.host.memory_bytes_per_s, cluster.link.latency_s) == (inf, 0)
     assert replace(cluster.nn.host, nic_bytes_per_s=400.0).nic_bytes_per_s == 400
+
+
+RECORDS = {
+    "nn": Role, "nn.host": Host, "nn.host.gpu": Gpu, "costs.dense_sync": DenseSync,
+    "costs.reach": Reach,
+}  # fmt: skip
+"""Tables of a cluster's file, and what is made of them."""
+
+
+def figures_without_default() -> list[tuple[str, str]]:
+    """Figures of machines that have a limit also where they are left out: table and name."""
+    return [
+        (table, name)
+        for table, record in RECORDS.items()
+        for name, quantity in notes_of(record, Quantity).items()
+        if record.__dataclass_fields__[name].default != inf and quantity.may[1] == inf
+    ]
+
+
+@pytest.mark.parametrize(("table", "name"), figures_without_default())
+def test_no_machine_of_a_file_has_a_figure_without_limit(
+    table, name, tmp_path, monkeypatch, capsys
+):
+    (path := tmp_path / "mine.toml").write_text(f'base = "gcp-100t"\n[{table}]\n{name} = inf\n')
+    said = refused(monkeypatch, capsys, "--cluster", str(path))
+    sentence = f"{table}.{name} is inf: machines have "
+    if "None" in str(field_types(RECORDS[table])[name]):  # numbers that need not be there
+        sentence = f"{table}.{name} must be a finite number, got inf"
+    assert sentence in said
+
+
+@pytest.mark.parametrize("kind", ["workload", "model"])
+def test_rows_are_counted_one_by_one(kind, tmp_path, monkeypatch, capsys):
+    text, words = example_files()[kind]
+    (path := tmp_path / "mine.toml").write_text(re.sub(r"(?m)^rows = .*$", "rows = 139.9", text))
+    said = refused(monkeypatch, capsys, *words.split(), str(path))
+    assert "rows is 139.9: must be a whole number of rows; 139.9 million are 1.399e+08" in said
 
 
 @pytest.mark.parametrize("text", ["ids_per_field = inf", "rows = inf", "zipf = inf", "dim = 0"])

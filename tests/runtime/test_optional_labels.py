@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,7 +24,20 @@ group = "user"
 split = { column = "day", test_from = 8 }
 columns = ["user", "item"]
 """
-RUN = ["--mode", "hybrid", "--tau", "2", "--ranks", "2", "--batch", "32", "--model.hidden", "8"]
+RUN = [
+    "--checkpoint-every",
+    "end",
+    "--mode",
+    "hybrid",
+    "--tau",
+    "2",
+    "--ranks",
+    "2",
+    "--batch",
+    "32",
+    "--model.hidden",
+    "8",
+]
 
 
 def frame(rows: int = 640) -> pd.DataFrame:
@@ -84,11 +99,41 @@ def test_an_absent_label_of_a_task_that_is_not_optional_stays_a_bad_row(tmp_path
         list(open_source(str(tmp_path / "s.toml")).chunks("train"))
 
 
-def test_a_label_that_no_row_of_a_part_has_is_refused(tmp_path):
+def test_a_label_that_no_row_of_the_training_part_has_is_refused(tmp_path):
     (tmp_path / "s.toml").write_text('optional = ["buy"]\n' + SCHEMA.replace("sold.csv", "s.csv"))
-    frame().assign(buy=lambda t: t.buy.where(t.day < 8, -1)).to_csv(tmp_path / "s.csv")
-    with pytest.raises(DataError, match=r"no row of the test part has a value of label buy"):
-        list(open_source(str(tmp_path / "s.toml")).chunks("test"))
+    for table in (
+        frame().assign(buy=lambda t: t.buy.where(t.day >= 8, -1)),
+        frame().drop(columns="buy"),
+    ):
+        table.to_csv(tmp_path / "s.csv")
+        with pytest.raises(DataError, match=r"no row of the train part has a value of label buy"):
+            list(open_source(str(tmp_path / "s.toml")).chunks("test"))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("has_column", [True, False])
+def test_a_file_without_an_optional_label_is_judged_by_the_others(
+    suffix, has_column, tmp_path, capsys
+):
+    run = trained(tmp_path / "o", frame(), 'optional = ["buy"]\n')
+    whole = frame().assign(day=9)
+    write = {"csv": pd.DataFrame.to_csv, "parquet": pd.DataFrame.to_parquet}[suffix]
+    write(whole, tmp_path / "o" / f"whole.{suffix}", index=False)
+    lacking = whole.assign(buy="") if has_column else whole.drop(columns="buy")
+    write(lacking, tmp_path / "o" / f"lacking.{suffix}", index=False)
+
+    scores = {}
+    for name in ("whole", "lacking"):
+        schema = tmp_path / "o" / f"{name}.toml"
+        schema.write_text(
+            f'like = "sold.toml"\nfile = "sold.csv"\nsplit = {{ test_file = "{name}.{suffix}" }}\n'
+        )
+        out = tmp_path / f"{name}.json"
+        assert main(["evaluate", str(run), "--data", str(schema), "--out", str(out)]) == 0
+        scores[name] = json.loads(out.read_text())["tasks"]
+    assert scores["lacking"]["click"] == scores["whole"]["click"]
+    assert scores["lacking"]["buy"]["auc"] is None
+    assert "buy: no sample that is evaluated has this label" in capsys.readouterr().out
 
 
 def test_only_labels_are_optional():

@@ -166,3 +166,28 @@ def test_a_network_whose_output_depends_on_its_batch_is_told(
     assert ("own_net:Net predicts a sample otherwise" in "".join(capsys.readouterr())) == warned
     assert main(["evaluate", run, "--trust"]) == 0
     assert ("own_net:Net predicts a sample otherwise" in "".join(capsys.readouterr())) == warned
+    assert main(["export", run, "--trust", "--out", str(tmp_path / "exported")]) == 0
+    assert ("own_net:Net predicts a sample otherwise" in "".join(capsys.readouterr())) == warned
+
+
+@pytest.mark.parametrize("is_warned", [False, True])
+def test_predict_tells_of_a_network_whose_output_depends_on_its_batch(
+    is_warned, own, tmp_path, capsys
+):
+    place = " + torch.cumsum(torch.ones_like(pooled), 0) / 100" if is_warned else ""
+    own(f"{HEAD}        return self.layer(pooled){place}\n")
+    rows = "".join(f"{n // 60},{n * n % 7},{n % 3 % 2}\n" for n in range(600))
+    (tmp_path / "log.csv").write_text(f"user,item,click\n{rows}")
+    (tmp_path / "log.toml").write_text(
+        'name = "log"\nfile = "log.csv"\nlabels = ["click"]\nsplit = { test_fraction = 0.2 }\n'
+        'columns = ["user", "item"]\n'
+    )
+    words = "train --data log.toml --mode sync --data.epochs 3 --batch 32 --checkpoint-every end"
+    assert main([*words.split(), "--model.name", "own_net:Net", "--out", "run"]) == 0
+    assert main(["export", "run", "--trust", "--out", "exported"]) == 0
+    capsys.readouterr()
+    for model in ("run", "exported"):
+        words = f"predict {model} --trust --data log.csv --out {model}.csv"
+        assert main(words.split()) == 0
+        said = "".join(capsys.readouterr())
+        assert ("own_net:Net predicts a sample otherwise" in said) == is_warned
