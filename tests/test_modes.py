@@ -91,14 +91,14 @@ def test_an_engine_carries_fresh_tables_out_or_refuses_them(mode, engine):
     assert mode.rules_with(True) in FRESH_TABLES
     if engine == "processes":
         with pytest.raises(ValueError, match=r"fresh tables ahead.*by servers as processes"):
-            parts(mode, fresh=("item",), executor="concurrent", servers=1)
+            parts(mode, fresh=("all",), executor="concurrent", servers=1)
         return
     executor = {"constant_lag": ConstantLagRun, "replay": OrderedRun, "concurrent": ConcurrentRun}
     name = "concurrent" if engine == "concurrent" else "constant_lag"
-    run_by(executor[engine], name)(mode, fresh=("item",))()
+    run_by(executor[engine], name)(mode, fresh=("all",))()
     without = patch(f"{executor[engine].__module__}.CARRIES", {mode.rules})
     with without, pytest.raises(ValueError, match=r"fresh tables ahead.*remove --fresh"):
-        executor[engine](parts(mode, fresh=("item",), executor=name))
+        executor[engine](parts(mode, fresh=("all",), executor=name))
 
 
 def test_nothing_asks_for_the_name_of_a_mode():

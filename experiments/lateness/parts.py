@@ -24,10 +24,12 @@ from experiments.lateness.runs import (
     run_of,
 )
 from experiments.lateness.streams import (
+    APART,
     BUFFER,
     BUFFER_CELLS,
     CELLS,
     FEW_CELLS,
+    FRESH_CELLS,
     LATE,
     LONG_CELLS,
     ORDER_CELLS,
@@ -356,6 +358,17 @@ def train_whole(trainer: Trainer, stream: Stream) -> None:
         finals(trainer, WHOLE_TENNIS, cells, f"whole, {order}", order=order)
 
 
+def train_fresh(trainer: Trainer, stream: Stream) -> None:
+    """One field fresh and all others late, beside all late and sync, at sync's rates; each field in
+    a table of its own."""
+    if not stream.fresh_fields:
+        return
+    sync = search_sync(trainer, stream)
+    for cells, fresh in ((FEW_CELLS, APART), *((FRESH_CELLS, f) for f in stream.fresh_fields)):
+        wanted = [(cell, sync) for cell in cells]
+        finals(trainer, stream, wanted, f"fresh: {fresh}", fresh=fresh, arithmetic=FLUSHED)
+
+
 PARTS: dict[str, Callable[[Trainer, Stream], None]] = {
     "order": train_order,
     "buffers": train_buffers,
@@ -369,5 +382,6 @@ PARTS: dict[str, Callable[[Trainer, Stream], None]] = {
     "passes": train_passes,
     "splits": train_splits,
     "whole": train_whole,
+    "fresh": train_fresh,
 }
 """Name -> what trains it on one stream, in the order of the plan."""

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from experiments.lateness.streams import (
+    APART,
     BUFFER,
     ORIGINS,
     OWN,
@@ -35,6 +36,7 @@ from experiments.lateness.streams import (
     Stream,
 )
 from experiments.statistics import cluster_sums, placements
+from persia_sim.base.files import atomic_write
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
@@ -86,6 +88,9 @@ class StudyRun:
     """How the stream is cut, where it is not as its schema says."""
     arithmetic: str = FLUSHED
     """What becomes of denormals."""
+    fresh: str = ""
+    """The field whose rows are fresh, or `APART`; each field has a table of its own then. Empty:
+    tables are as the schema has them."""
 
     @property
     def label(self) -> str:
@@ -95,6 +100,7 @@ class StudyRun:
         long = f"-{self.updates}-updates" if self.updates else ""
         passes = f"-{self.passes}-passes" if self.passes > 1 else ""
         split = f"-by-{self.split}" if self.split else ""
+        split += f"-fresh-{self.fresh}" if self.fresh else ""
         stream = self.stream.replace(":", "-") + split
         return f"{stream}-{self.order}-{self.window}-{start}{cell}{long}{passes}-seed{self.seed}"
 
@@ -102,7 +108,7 @@ class StudyRun:
         """Hash of all that decides the result."""
         # What came later counts only where it is not as it was in the first runs.
         decides = {**asdict(self), "data": data_sha256}
-        for name, first in {"passes": 1, "split": OWN, "arithmetic": KEPT}.items():
+        for name, first in {"passes": 1, "split": OWN, "arithmetic": KEPT, "fresh": ""}.items():
             if decides[name] == first:
                 del decides[name]
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
@@ -176,7 +182,13 @@ def config_of(run: StudyRun, data: StreamData) -> TrainConfig:
     snapshots = SNAPSHOTS if drawn else SNAPSHOTS_OF_REAL
     buffer = int(run.order.removeprefix(BUFFER)) if run.order.startswith(BUFFER) else None
     return TrainConfig(
-        sync=SyncConfig(mode=Mode.HYBRID, ranks=RANKS, tau=run.rows_late, dense_lag=run.dense_late),
+        sync=SyncConfig(
+            mode=Mode.HYBRID,
+            ranks=RANKS,
+            tau=run.rows_late,
+            dense_lag=run.dense_late,
+            fresh=() if run.fresh in ("", APART) else (run.fresh,),
+        ),
         batch=run.batch,
         seed=run.seed,
         steps=run.updates,
@@ -222,7 +234,7 @@ class Record:
         return next(iter(self.auc))
 
 
-_OF_RUN = [field.name for field in fields(StudyRun)]
+_OF_RUN = [field.name for field in fields(StudyRun) if field.name != "fresh"]
 _OF_RECORD = [
     "trained_updates",
     "train_samples",
@@ -233,7 +245,8 @@ _OF_RECORD = [
     "commit",
     "machine",
 ]
-HEADER = ["hash", *_OF_RUN, *_OF_RECORD]
+HEADER = ["hash", *_OF_RUN, *_OF_RECORD, "fresh"]
+"""The last column came last: lines of the first runs end before it."""
 USER_HEADER = ["hash", "task", "groups", "sums"]
 
 
@@ -252,7 +265,8 @@ def line_of(record: Record) -> list[str]:
     cells = ["" if run[name] is None else f"{run[name]}" for name in _OF_RUN]
     counts = [record.trained_updates, record.train_samples, record.test_rows]
     curves = [_pairs(record.auc), _pairs(record.log_loss), _pairs(record.snapshots)]
-    return [record.hash, *cells, *map(str, counts), *curves, record.commit, record.machine]
+    about = [record.commit, record.machine, record.run.fresh]
+    return [record.hash, *cells, *map(str, counts), *curves, *about]
 
 
 def record_of(line: Mapping[str, str]) -> Record:
@@ -266,6 +280,7 @@ def record_of(line: Mapping[str, str]) -> Record:
         },
         **{name: line[name] for name in ("split", "arithmetic")},
         updates=int(line["updates"]) if line["updates"] else None,
+        fresh=line.get("fresh") or "",
     )
     return Record(
         hash=line["hash"],
@@ -319,7 +334,7 @@ class RunsFile:
         self._kept: set[str] = set()
         """Keys of streams whose first runs computed with denormals."""
         self._sums: dict[tuple[str, str], str] = {}
-        for line in lines_of(path, HEADER):
+        for line in lines_of(path, HEADER, optional=1):
             record = self.records.setdefault(line["hash"], record_of(line))
             self._index(record)
         for line in lines_of(self.users_path, USER_HEADER):
@@ -348,9 +363,25 @@ class RunsFile:
             text = base64.b64encode(values.astype(np.float16).tobytes()).decode()
             append_line(self.users_path, USER_HEADER, [record.hash, task, str(len(values)), text])
             self._sums[record.hash, task] = text
+        self._widen()
         append_line(self.path, HEADER, line_of(record))
         self.records[record.hash] = record
         self._index(record)
+
+    def _widen(self) -> None:
+        """A file of the first runs gets the column that they lack."""
+        if not self.path.is_file():
+            return
+        with self.path.open() as file:
+            if file.readline().rstrip("\n").split(",") != HEADER[:-1]:
+                return
+        lines = list(lines_of(self.path, HEADER, optional=1))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, HEADER, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        with atomic_write(self.path) as out:
+            out.write(text.getvalue().encode())
 
     def _index(self, record: Record) -> None:
         if record.run.arithmetic == KEPT:
@@ -365,15 +396,22 @@ class RunsFile:
         return [self.by_run[one] for one in self._of_cell.get(_without_rates(run), ())]
 
 
-def lines_of(path: Path, header: Sequence[str]) -> Iterable[dict[str, str]]:
-    """Whole lines of a file that grew by lines, or by other such files behind it."""
+def lines_of(path: Path, header: Sequence[str], *, optional: int = 0) -> Iterable[dict[str, str]]:
+    """Whole lines of a file that grew by lines, or by other such files behind it.
+
+    ``optional``: last columns that the header of an older file lacks, and so its lines.
+    """
     if not path.is_file():
         return
     text = path.read_text()
     whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line
+    headers = [list(header[: len(header) - missing]) for missing in range(optional + 1)]
+    columns = headers[0]
     for cells in csv.reader(io.StringIO(whole)):
-        if len(cells) == len(header) and cells != list(header):
-            yield dict(zip(header, cells, strict=True))
+        if cells in headers:
+            columns = cells
+        elif len(cells) == len(columns):
+            yield dict.fromkeys(header, "") | dict(zip(columns, cells, strict=True))
 
 
 def append_line(path: Path, header: Sequence[str], cells: Sequence[str]) -> None:

@@ -18,6 +18,8 @@ TEST, VALIDATION = "test", "validation"
 OWN, BY_TIME, BY_USER = "", "time", "user"
 """How a stream is cut into rows that train and rows that judge: as its schema says, at one instant,
 or at the last fifth of each user's rows."""
+APART = "none"
+"""In place of a fresh field: each field has a table of its own, and none is fresh."""
 ORIGINS = ("origin-1", "origin-2")
 """Windows of the training part on which a run is judged that trains on all rows before them."""
 
@@ -50,6 +52,9 @@ class Stream:
     """`BY_TIME` or `BY_USER`, where its schema cuts it another way."""
     clock: str = ""
     """Column whose order is that of time, where its rows do not lie in it."""
+    fresh_fields: tuple[str, ...] = ()
+    """Fields that are fresh in turn while all others are late: the burstiest one by b(16) in time
+    order, then the one with most rows of the others."""
     alias: str = ""
     """What its runs are stored under, where another stream has the same data."""
 
@@ -81,6 +86,7 @@ STREAMS = {
             buffers=BUFFERS,
             other_split=BY_TIME,
             clock="timestamp",
+            fresh_fields=("user", "movie"),
             source="users come in bursts: a sitting is 150 films long",
         ),
         Stream(
@@ -90,6 +96,7 @@ STREAMS = {
             buffers=BUFFERS,
             has_windows=True,
             other_split=BY_USER,
+            fresh_fields=("user", "video"),
             source="the demo's",
         ),
         Stream(
@@ -97,6 +104,7 @@ STREAMS = {
             seeds=8,
             has_windows=True,
             other_split=BY_USER,
+            fresh_fields=("student", "assessment"),
             source="assessments come in bursts",
         ),
         Stream(
@@ -105,6 +113,7 @@ STREAMS = {
             batch=512,
             last_rows=450_000,
             has_windows=True,
+            fresh_fields=("tourney", "b_id"),
             source="the longest; its last rows, so that a run is as long as the others",
         ),
         Stream(
@@ -181,6 +190,8 @@ SHUFFLED_WINDOW_CELLS = (SYNC, ROWS_16)
 LONG_CELLS = (SYNC, ROWS_16, ROWS_64)
 TAU_CELLS = (SYNC, ROWS_1, ROWS_2, ROWS_4, ROWS_16, ROWS_39, ASYNC_4)
 """The lateness that one takes, and that of async beside rows alone as late."""
+FRESH_CELLS = (ROWS_4, ROWS_16)
+"""Those in which one field is fresh; all of them fresh is sync (law 19)."""
 FEW_CELLS = (SYNC, ROWS_4, ROWS_16)
 WHOLE_CELLS = (SYNC, ROWS_4, ROWS_16, ROWS_64, ASYNC_4)
 PASSES = (2, 4)

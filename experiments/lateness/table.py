@@ -19,10 +19,12 @@ from experiments.lateness.logs import LogFacts
 from experiments.lateness.parts import RateSearch, gap_of
 from experiments.lateness.runs import FLUSHED, RunsFile, StudyRun, run_of
 from experiments.lateness.streams import (
+    APART,
     ASYNC_0,
     BUFFER,
     CELLS,
     FEW_CELLS,
+    FRESH_CELLS,
     LATE,
     ORIGINS,
     OWN,
@@ -60,6 +62,7 @@ class StreamSetting:
     split: str = OWN
     arithmetic: str | None = None
     """None: that of the stream's first runs."""
+    fresh: str = ""
 
 
 class LatenessStudy:
@@ -88,6 +91,7 @@ class LatenessStudy:
                 updates=setting.updates,
                 passes=setting.passes,
                 split=setting.split,
+                fresh=setting.fresh,
                 arithmetic=setting.arithmetic or self.file.arithmetic_of(setting.stream),
             )
             for seed in range(setting.stream.seeds)
@@ -180,6 +184,42 @@ def tau_lines(study: LatenessStudy) -> list[Line]:
                         **gap_columns(beside, "gap_to_rows_late"),
                     }
                 )
+    return lines
+
+
+def fresh_lines(study: LatenessStudy) -> list[Line]:
+    """One field fresh: a line per stream, field, cell and task, with the gaps to sync and to all
+    rows as late, and the share of the loss that freshness gives back."""
+    lines = []
+    for stream in study.streams:
+        apart = StreamSetting(stream=stream, fresh=APART, arithmetic=FLUSHED)
+        sync = study.search(stream).sync()
+        for field in stream.fresh_fields if sync is not None else ():
+            setting = replace(apart, fresh=field)
+            for cell in FRESH_CELLS:
+                runs = study.runs(setting, cell, sync)
+                records = [study.file.by_run[run] for run in runs if run in study.file.by_run]
+                of_sync = [(-1.0, study.runs(apart, SYNC, sync))]
+                late = study.runs(apart, cell, sync)
+                for task in records[0].auc if records else ():
+                    loss = study.gap([(1.0, late)], of_sync, task=task)
+                    gap = study.gap([(1.0, runs)], of_sync, task=task)
+                    back = study.gap([(1.0, runs)], [(-1.0, late)], task=task)
+                    lines.append(
+                        {
+                            "data": stream.key,
+                            "task": task,
+                            "fresh": field,
+                            "rows_late": cell.rows_late,
+                            "seeds": gap.n,
+                            "seeds_planned": stream.seeds,
+                            "test_auc": float(np.mean([r.auc[task] for r in records])),
+                            **gap_columns(gap),
+                            **gap_columns(loss, "gap_of_all_late"),
+                            **gap_columns(back, "gap_to_all_late"),
+                            "given_back": back.mean / -loss.mean if loss.mean else math.nan,
+                        }
+                    )
     return lines
 
 

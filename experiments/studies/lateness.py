@@ -43,6 +43,7 @@ from experiments.lateness.table import (
     LatenessStudy,
     delay_lines,
     forest_lines,
+    fresh_lines,
     gap_lines,
     moderator_lines,
     rate_lines,
@@ -108,8 +109,8 @@ class Laboratory:
 
     file: RunsFile
     options: Options
-    data: dict[tuple[str, str], StreamData] = field(default_factory=dict)
-    """By the stream's key and how it is cut, as runs ask for it."""
+    data: dict[tuple[str, str, bool], StreamData] = field(default_factory=dict)
+    """By the stream's key, how it is cut, and whether each field has a table of its own."""
     plans_only: bool = False
     planned: dict[str, int] = field(default_factory=dict)
     """Hash -> samples of runs that a plan wants and that are not done."""
@@ -171,7 +172,7 @@ class Laboratory:
 
     def _data(self, run: StudyRun) -> StreamData:
         """What the run trains on."""
-        key = run.stream, run.split
+        key = run.stream, run.split, bool(run.fresh)
         if key not in self.data:
             if run.stream == WHOLE_TENNIS.key:
                 stream = WHOLE_TENNIS
@@ -179,6 +180,8 @@ class Laboratory:
                 names = (stream_of(name) for name in self.options.streams)
                 stream = next(one for one in names if one.key == run.stream)
             self.data[key] = data_of(stream, self.options, run.split)
+            if run.fresh:
+                self.data[key] = tables_apart(self.data[key], self.options)
         return self.data[key]
 
     def _keep(self, hash_: str, run: StudyRun, folder: Path) -> None:
@@ -242,8 +245,8 @@ def run(options: Options) -> None:
 def report(file: RunsFile, streams: Sequence[Stream], options: Options) -> None:
     """Derive every table from the runs' file, print those that a person reads, draw the figure."""
     derived = tables_of(file, streams)
-    for end, columns in (("", COLUMNS), ("_tau", TAU_COLUMNS), ("_hypotheses", HYPOTHESES)):
-        if derived[end]:
+    for end, columns in PRINTED.items():
+        if derived.get(end):
             print(f"{table(derived[end], columns)}\n")
     if not derived[""]:
         print(f"no pairs of runs in {file.path} yet, and so no tables")
@@ -264,6 +267,7 @@ def tables_of(file: RunsFile, streams: Sequence[Stream]) -> dict[str, list[dict[
     """Every table of the study, by the end of its name, from the stored runs alone."""
     study = LatenessStudy(file, streams)
     logs = {(f.stream, f.order): f for f in read_logs(logs_beside(file.path)).values()}
+    fresh = fresh_lines(study)
     return {
         "": gap_lines(study, logs),
         "_moderator": moderator_lines(study, logs),
@@ -272,6 +276,7 @@ def tables_of(file: RunsFile, streams: Sequence[Stream]) -> dict[str, list[dict[
         "_delays": delay_lines(study),
         "_hypotheses": hypothesis_lines(study, logs),
         "_tau": tau_lines(study),
+        **({"_fresh": fresh} if fresh else {}),
     }
 
 
@@ -309,6 +314,20 @@ TAU_COLUMNS: dict[str, Column] = {
 """What the tau that one takes costs, by order, passes and split."""
 
 
+FRESH_COLUMNS: dict[str, Column] = {
+    "stream": "{data}",
+    "task": "{task}",
+    "fresh": "{fresh}",
+    "rows late": "{rows_late}",
+    "test AUC": "{test_auc:.4f}",
+    "gap to sync [1e-3]": lambda line: gap_of(line, "gap_to_sync"),
+    "all late [1e-3]": lambda line: gap_of(line, "gap_of_all_late"),
+    "given back": "{given_back:.2f}",
+    "seeds": "{seeds} of {seeds_planned}",
+}
+"""What a fresh field gives back of what late rows lose."""
+
+
 def _span(line: Mapping[str, Any]) -> str:
     """An interval; a loss in thousandths, a rank correlation as it is."""
     if isnan(line["value"]):
@@ -329,6 +348,15 @@ HYPOTHESES: dict[str, Column] = {
     "outcome": "{outcome}",
     "not run yet": "{missing}",
 }
+
+
+PRINTED: dict[str, dict[str, Column]] = {
+    "": COLUMNS,
+    "_tau": TAU_COLUMNS,
+    "_fresh": FRESH_COLUMNS,
+    "_hypotheses": HYPOTHESES,
+}
+"""Tables that a person reads, by the ends of their names."""
 
 
 def find(options: Options) -> tuple[list[Stream], list[str]]:
@@ -379,6 +407,38 @@ def data_of(stream: Stream, options: Options, split: str = OWN) -> StreamData:
     source = find_folder(schema, config.dir) / schema.file
     cut = cut_last(source, keys, stream.last_rows, train_rows, options.out / "data" / digest[:16])
     return StreamData(str(cut), digest, stream.last_rows)
+
+
+def tables_apart(data: StreamData, options: Options) -> StreamData:
+    """The same samples by a schema in which every field has a table of its own, as it must have to
+    be fresh alone."""
+    from runtime.data.catalogue import CATALOGUE, find_folder
+    from runtime.data.open import open_source  # late: a second to import
+    from runtime.data.schema import schema_keys
+
+    # The schema's keys, and where its file lies.
+    ready = data.name in CATALOGUE
+    schema = CATALOGUE[data.name]() if ready else None
+    path = CATALOGUE[data.name].path if ready else Path(data.name)
+    keys = {k: v for k, v in schema_keys(path).items() if k not in ("download", "name")}
+    folder = path.parent if schema is None else find_folder(schema, data.folder)
+    file = folder / keys.pop("file", "data.parquet")
+
+    # Columns that are fields get a table of their name.
+    fields = {f.name for f in open_source(data.name, data.folder).layout.fields}
+    keys["columns"] = [
+        column | ({"table": column["name"]} if column["name"] in fields else {})
+        for column in keys["columns"]
+    ]
+    text = f"{data.sha256} {json.dumps(keys, sort_keys=True, default=str)}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    written = options.out / "data" / digest[:16] / "apart.toml"
+    if not written.is_file():
+        document = {**keys, "name": "apart", "file": str(file.absolute())}
+        written.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(written) as out:
+            out.write("".join(f"{k} = {toml_value(v)}\n" for k, v in document.items()).encode())
+    return StreamData(str(written), digest, data.train_rows)
 
 
 def cut_last(

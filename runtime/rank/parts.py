@@ -196,7 +196,7 @@ ALL_TABLES = "all"
 
 def fresh_tables(named: Sequence[str], layout: Layout) -> tuple[str, ...]:
     """The tables that ``sync.fresh`` means, sorted; raises ValueError for a name that the data
-    lack."""
+    lack, and for fields that share a table with all the others: then nothing would be late."""
     tables = {field.table for field in layout.fields}
     of_fields = {field.name: field.table for field in layout.fields}
     if ALL_TABLES in named:
@@ -209,6 +209,16 @@ def fresh_tables(named: Sequence[str], layout: Layout) -> tuple[str, ...]:
                 f" {', '.join(dict.fromkeys([*of_fields, *sorted(tables)]))}, or {ALL_TABLES}"
             )
         meant.add(name if name in tables else of_fields[name])
+
+    # Who names one field means that the others are late.
+    besides = [f.name for f in layout.fields if not {f.name, f.table} & {*named}]
+    if meant == tables and besides:
+        raise ValueError(
+            f"sync.fresh {' '.join(named)} means every table of the data, as {besides[0]} shares"
+            f" one: no row would be late; give {named[0]} a table of its own in the schema"
+            f' (columns = [{{ name = "{named[0]}", table = "{named[0]}" }}, ...]), or name'
+            f" {ALL_TABLES}"
+        )
     return tuple(sorted(meant))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from experiments.lateness.runs import (
     samples_of,
 )
 from experiments.lateness.streams import (
+    APART,
     ASYNC_0,
     ASYNC_4,
     BY_TIME,
@@ -51,6 +53,7 @@ from experiments.lateness.streams import (
     Cell,
     stream_of,
 )
+from experiments.lateness.table import LatenessStudy, fresh_lines
 from experiments.search import (
     BETTER,
     CHANCE_AUC,
@@ -101,6 +104,7 @@ def test_every_field_of_a_run_and_its_data_change_its_hash():
             "stream": "tennis", "order": SHUFFLED, "window": VALIDATION, "start": 0.01,
             "rows_late": 7, "dense_late": 7, "batch": 256, "row_lr": 0.1, "dense_lr": 2e-3,
             "seed": 4, "updates": 2_501, "passes": 2, "split": BY_USER, "arithmetic": KEPT,
+            "fresh": "user",
         }.items()
     ]  # fmt: skip
     hashes = {one.hash("data") for one in (run, *others)} | {run.hash("other data")}
@@ -267,6 +271,66 @@ def test_runs_of_two_arithmetics_are_never_paired(tmp_path):
     file.add(record(replace(sync, arithmetic=KEPT), 0.8), {})
     assert gap_of(file, [(1, [late]), (-1, [sync])]).n == 0
     assert file.arithmetic_of(ZIPF) == KEPT and file.arithmetic_of(KUAIRAND) == FLUSHED
+
+
+def test_a_file_of_the_first_runs_is_read_and_gets_the_column_that_it_lacks(tmp_path):
+    file = RunsFile(tmp_path / "lateness_runs.csv")
+    first, late = run_of(ZIPF, SYNC, 0.1, 1e-3, 0), run_of(KUAIRAND, ROWS_16, 0.1, 1e-3, 0)
+    file.add(record(first, 0.7), {})
+    lines = [line.rpartition(",")[0] for line in file.path.read_text().splitlines()]
+    file.path.write_text("".join(f"{line}\n" for line in lines))
+    again = RunsFile(file.path)
+    assert list(again.by_run) == [first]
+    fresh = replace(late, fresh="user")
+    again.add(record(fresh, 0.8), {})
+    with file.path.open() as rows:
+        assert [row["fresh"] for row in csv.DictReader(rows)] == ["", "user"]
+    assert list(RunsFile(file.path).by_run) == [first, fresh]
+
+    # A line that a kill cut at its end is not taken for one of the first runs.
+    with file.path.open("a") as rows:
+        rows.write(file.path.read_text().splitlines()[-1].rpartition(",")[0] + "\n")
+    assert list(RunsFile(file.path)) == list(RunsFile(file.path).by_run.values())
+    assert [one.run for one in RunsFile(file.path)] == [first, fresh]
+
+
+def test_a_fresh_field_is_one_of_a_schema_in_which_each_has_a_table_of_its_own(tmp_path):
+    """The same samples as the stream's, by a schema whose fields share no table."""
+    (tmp_path / "mine.csv").write_text("user,item,label\n" + "1,2,0\n2,3,1\n1,3,1\n" * 10)
+    (tmp_path / "mine.toml").write_text(
+        'name = "mine"\nfile = "mine.csv"\ncolumns = ["user", "item"]\n'
+        "split = { test_fraction = 0.2 }\n"
+    )
+    own = StreamData(str(tmp_path / "mine.toml"), "digest", 24)
+    apart = lateness.tables_apart(own, lateness.Options(out=tmp_path / "out"))
+    one, other = (open_source(data.name) for data in (own, apart))
+    assert [(f.name, f.table) for f in other.layout.fields] == [("user", "user"), ("item", "item")]
+    pairs = zip(one.chunks("train"), other.chunks("train"), strict=True)
+    assert all((a.ids == b.ids).all() and (a.labels == b.labels).all() for a, b in pairs)
+    assert apart.sha256 != own.sha256 and apart.train_rows == 24
+    stream = replace(KUAIRAND, batch=16)
+    for fresh, names in (("user", ("user",)), (APART, ())):
+        run = run_of(stream, ROWS_16, 0.1, 1e-3, 0, fresh=fresh)
+        assert config_of(run, apart).sync.fresh == names
+
+
+def test_a_fresh_field_that_takes_half_of_the_loss_away_gives_a_half_back(tmp_path):
+    file = RunsFile(tmp_path / "lateness_runs.csv")
+    stream = replace(STREAMS["tennis"], seeds=2)
+    search = [
+        run_of(stream, SYNC, 0.1, 1e-3, seed, window=VALIDATION)
+        for seed in range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + TUNING_SEEDS)
+    ]
+    for run in search:
+        file.add(record(run, 0.7), {})
+    for seed in range(2):
+        aucs = {(SYNC, APART): 0.70, (ROWS_16, APART): 0.66, (ROWS_16, "tourney"): 0.68}
+        for (cell, fresh), auc in aucs.items():
+            file.add(record(run_of(stream, cell, 0.1, 1e-3, seed, fresh=fresh), auc), {})
+    (line,) = fresh_lines(LatenessStudy(file, [stream]))
+    assert (line["fresh"], line["rows_late"], line["seeds"]) == ("tourney", 16, 2)
+    assert line["given_back"] == pytest.approx(0.5)
+    assert line["gap_to_sync"] == pytest.approx(-0.02)
 
 
 @pytest.mark.parametrize(("split", "judging"), [(BY_TIME, 20), (BY_USER, 5 * (20 // 5))])

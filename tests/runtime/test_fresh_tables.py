@@ -152,7 +152,7 @@ def test_ranks_computed_as_one_batch_write_the_same_events():
 def test_a_field_means_its_table_and_a_name_that_the_data_lack_is_refused():
     layout = SOURCE.layout
     assert fresh_tables(("tags",), layout) == ("rows",)
-    assert fresh_tables(("items", "user"), layout) == ("items", "rows")
+    assert fresh_tables(("items", "rows"), layout) == ("items", "rows")
     assert fresh_tables(("all",), layout) == ("items", "rows")
     with pytest.raises(ValueError, match=r"'films'.*user, item, tags"):
         train(hybrid(fresh=("films",)), SOURCE)
@@ -280,6 +280,10 @@ def test_a_trace_of_impossible_fresh_events_is_refused(tmp_path: Path):
         saved(reads, fresh="items")
 
 
-def test_sources_of_one_table_are_fresh_or_not_as_a_whole():
+def test_a_field_that_shares_its_table_with_all_others_is_refused():
+    """Else one would pay for exact rows everywhere, and not know it."""
     source = ArraySource(300)
-    assert_same_bytes(run(hybrid(fresh=("item",)), source), run(config(ranks=2, shards=2), source))
+    with pytest.raises(ValueError, match=r"item means every table.*table = .item.*or name all"):
+        train(hybrid(fresh=("item",)), source)
+    for named in (("rows",), ("user", "item", "tags")):
+        assert fresh_tables(named, source.layout) == ("rows",)

@@ -141,7 +141,7 @@ def _another(value: Any, kind: Any) -> Any:
     if isinstance(kind, AsGroup):
         return {"users": {"dim": 3}}
     if get_origin(kind) is tuple:
-        return (*(value or ()), "item" if str in get_args(kind) else 3)  # a field of the data
+        return (*(value or ()), "all" if str in get_args(kind) else 3)  # as `fresh` takes it
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     choices = list(kind) if isinstance(kind, type) and issubclass(kind, Enum) else choices
     if choices:
