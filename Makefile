@@ -5,8 +5,12 @@ RUN := $(VENV)/bin/python
 
 .PHONY: demo paper notebooks docs test test-long install lint types gpu-bundle lock wheel clean
 
+# Which mode for a log on a cluster; the log is examples/clicks.csv, drawn five times as long
+DEMO := runs/demo-log
 demo: install
-	@$(RUN) -m experiments demo
+	@$(RUN) examples/make_clicks.py 100000 $(DEMO)
+	@$(RUN) -m experiments which-mode --data $(DEMO)/clicks.toml --cluster examples/cluster.toml \
+	  --config examples/run.toml --scale 1000 --minutes 1.4
 
 # make paper [SIZE=full]: every study with its figure, then the claims of the paper beside them
 SIZE ?= quick

@@ -40,7 +40,7 @@ from experiments.sweeping import START_S, Speed, measured_speed, run_points
 from experiments.tables import Column, leave, table
 from experiments.targets import target_lines
 from persia_sim.base.files import atomic_write
-from persia_sim.base.rules import Refused
+from persia_sim.base.rules import Refused, counted
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.memory import lasting
 from persia_sim.presets.catalogue import rows_of
@@ -317,8 +317,6 @@ class Training:
     log: Log
     plan: Plan
     budget: Budget
-    seeds: int = 0
-    """Paired seeds of the cells that the decision lies between."""
 
     def lines(self, batch: int) -> dict[Cell, Line]:
         """Sync and every cell of the plan, on its window, at a batch."""
@@ -374,20 +372,26 @@ class Training:
         may tell and the budget holds them."""
         comparisons = len(self.plan.cells)
         self.train(self.plan.cells, LOOKS[0])
-        self.seeds = LOOKS[0]
+        by_name = {one.candidate.label: one.cell for one in front}
         while True:
             decision = decide(self.entries(front), 1e-3 * self.options.tolerance, comparisons)
-            more = [look for look in LOOKS if look > self.seeds]
-            if decision.binds != "seeds" or not more:
+            if decision.binds != "seeds" or decision.seeds > LOOKS[-1]:
                 return decision
-            by_name = {one.candidate.label: one.cell for one in front}
+
+            # The next look at the two; their seeds so far are kept.
             between = {by_name[name] for name in (decision.best, decision.rival)}
             late = [cell for cell in between if not cell.is_exact]
-            runs = (more[0] - self.seeds) * (1 + len(late))
+            now = self.seeds_of(by_name[decision.rival])
+            look = next(look for look in LOOKS if look > now)
+            runs = (look - now) * (1 + len(late))
             if not self.budget.holds(runs + 4, self.log, self.plan.samples):
                 return decision
-            self.train(late, more[0])
-            self.seeds = more[0]
+            self.train(late, look)
+
+    def seeds_of(self, cell: Cell) -> int:
+        """Paired seeds that a cell has."""
+        gap = self.gap(cell)
+        return 0 if gap is None else gap.n
 
     def at_second_batch(
         self, front: Sequence[Simulated], decision: Decision
@@ -581,8 +585,17 @@ def advised(
     """The advice as a sentence, with what it rests on; or what keeps anybody from giving one."""
     by_name = {one.candidate.label: one for one in front}
     best = by_name[decision.best]
+    open_question = ""
     if decision.binds:
-        return _open_question(best, by_name[decision.rival], decision, trained, options)
+        rival = by_name[decision.rival]
+        open_question = _what_would_tell(rival, decision, trained, options)
+        if best.gain.low <= 1:
+            between = f"{best.candidate.name} and {rival.candidate.name}"
+            return (
+                f"Not decided between {between}: {open_question} Until then {best.candidate.name}."
+            )
+
+    # What another batch says, where it says something else.
     gap = trained.gap(best.cell)
     if gap is not None and second is not None and _differs(gap, second[1], options.tolerance):
         needed = samples_for(best.cell, int(best.row["batch"]))
@@ -591,14 +604,19 @@ def advised(
             f" cluster's batch. {best.candidate.name} changes the AUC by {_words(gap)} at batch"
             f" {trained.plan.batch:,} and by {_words(second[1])} at {second[0]:,}."
         )
-    loses = "its rows are exact" if gap is None else f"the AUC changes by {_words(gap)}"
-    also = f" ({_words(second[1])} at batch {second[0]:,})" if second else ""
-    speed = "as fast as" if best.times_sync.value == 1 else f"{best.times_sync:.1f} times"
+
+    # What it rests on.
     if best.candidate.point.mode is Mode.SYNC:
         return f"Take {best.candidate.name}: no other mode is surely cheaper without a loss."
+    loses = "its rows are exact"
+    if gap is not None:
+        also = f" and by {_words(second[1])} at {second[0]:,}" if second else ""
+        loses = f"changes the AUC by {_words(gap)} at batch {trained.plan.batch:,}{also}"
+    further = f" Open is {open_question}" if open_question else ""
     return (
-        f"Take {best.candidate.name}: {speed} sync on {best.row['workers']} worker and"
-        f" {best.row['servers']} server hosts, and {loses}{also}."
+        f"Take {best.candidate.name}: with {counted(best.row['workers'], 'worker host')} and"
+        f" {counted(best.row['servers'], 'server host')} it has {best.times_sync:.1f} times sync's"
+        f" samples/s, and {loses}.{further}"
     )
 
 
@@ -614,35 +632,31 @@ def _words(gap: Interval) -> str:
     return f"{1e3 * gap.mean:+.1f} ± {1e3 * gap.half_width:.1f} thousandths"
 
 
-def _open_question(
-    best: Simulated, rival: Simulated, decision: Decision, trained: Training, options: Any
-) -> str:
-    """What would decide between two modes."""
+def _what_would_tell(rival: Simulated, decision: Decision, trained: Training, options: Any) -> str:
+    """What would tell whether a mode that may be better loses more than the tolerance."""
     gap = trained.gap(rival.cell)
-    start = f"Not decided between {best.candidate.name} and {rival.candidate.name}"
-    until = f" Until then take {best.candidate.name}."
-    said = "" if gap is None else f", whose AUC changes by {_words(gap)}"
-    if decision.binds == "seeds":
-        runs = 2 * max(0, decision.seeds - trained.seeds)
+    name = rival.candidate.name
+    said = name if gap is None else f"{name}, which changes the AUC by {_words(gap)}"
+    if decision.binds == "seeds" and decision.seeds <= LOOKS[-1]:
+        runs = 2 * max(0, decision.seeds - trained.seeds_of(rival.cell))
         wall_s = trained.budget.wall_s(runs, trained.log, trained.plan.samples)
-        if decision.seeds > LOOKS[-1]:
-            return (
-                f"{start}{said}: seeds bind. {decision.seeds} would tell, and {LOOKS[-1]} are the"
-                f" most: raise --tolerance or give a longer log.{until}"
-            )
         return (
-            f"{start}{said}: seeds bind. {decision.seeds} would tell: about"
-            f" {_time(wall_s)} more (--minutes).{until}"
+            f"{said}: seeds bind. {decision.seeds} would tell, about {_time(wall_s)} more"
+            " (--minutes)."
+        )
+    if decision.binds == "seeds":
+        return (
+            f"{said}: seeds bind, and more than {LOOKS[-1]} are not trained. {decision.seeds} would"
+            " tell, or a longer log, or a larger --tolerance."
         )
     if decision.binds == "users":
         return (
-            f"{start}{said}: test users bind, and no further seed helps."
-            f" {decision.users_times:,.1f} times as many test users would tell, or a larger"
-            f" --tolerance than {options.tolerance:g}.{until}"
+            f"{said}: test users bind, and no further seed helps. {decision.users_times:,.1f} times"
+            f" as many test users would tell, or a larger --tolerance than {options.tolerance:g}."
         )
     return (
-        f"{start}: the simulator binds, by {decision.constant or 'its constants'}. Measure it on"
-        f" the cluster's machines with `persia-runtime profile`.{until}"
+        f"{said}: the simulator binds, by {decision.constant or 'its constants'}. Measure it on the"
+        " cluster's machines with `persia-runtime profile`."
     )
 
 

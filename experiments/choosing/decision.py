@@ -47,7 +47,7 @@ class Decision:
     best: str
     """The mode that is best of those that surely lose no more than the tolerance."""
     rival: str = ""
-    """Where it is not decided: the mode that would be better if it lost as little; else ""."""
+    """A mode that would be better still, of which it is open whether it loses more; else ""."""
     binds: str = ""
     """What would decide: seeds, users or simulator; "" where it is decided."""
     seeds: int = 0
@@ -93,7 +93,7 @@ def decide(entries: Sequence[Entry], tolerance: float, comparisons: int) -> Deci
     ``entries``: one for sync, whose gain is 1, and the others, of which those that are not trained
     do not count; ``comparisons``: gaps that were planned. It is undecided where a mode that may or
     may not lose more would be better, and where a mode would be better at the middle of its range
-    and not at its worst end.
+    and not at its worst end. Of several, the one stands there of which seeds may tell.
     """
     entries = [entry for entry in entries if entry.trained]
     safe = [entry for entry in entries if is_safe(entry, tolerance, comparisons)]
@@ -103,8 +103,10 @@ def decide(entries: Sequence[Entry], tolerance: float, comparisons: int) -> Deci
     better = [e for e in entries if e not in safe and e.gain.low > best.gain.low]
     open_ = [e for e in better if not _is_lost(e, tolerance, comparisons)]
     if open_:
-        rival = max(open_, key=lambda entry: entry.gain.low)
-        return _undecided(best, rival, tolerance, comparisons)
+        by_gain = sorted(open_, key=lambda entry: -entry.gain.low)
+        each = [_undecided(best, rival, tolerance, comparisons) for rival in by_gain]
+        by_seeds = [one for one in each if 0 < one.seeds <= LOOKS[-1]]
+        return (by_seeds or each)[0]
 
     # A mode that is as exact, and of which nobody knows whether it is the cheaper one.
     unsure = [e for e in safe if e.gain.value > max(1.0, best.gain.value) > e.gain.low]

@@ -95,6 +95,18 @@ def test_where_the_test_users_error_alone_is_too_wide_no_seed_is_asked_for():
     assert decision.users_times == pytest.approx((z * 2.0) ** 2)
 
 
+def test_of_two_open_modes_the_one_is_told_of_which_seeds_may_tell():
+    """The cheaper one waits for users, whom nobody can train."""
+    late = [entry("users", 0.0, 0.1, 2.0, 3.0), entry("seeds", 0.0, 0.6, 0.1, 2.0)]
+    decision = decide([SYNC, *late], TOLERANCE, 2)
+    assert (decision.rival, decision.binds) == ("seeds", "seeds")
+    assert 4 < decision.seeds <= 16
+    # Once they have told, it is best, and the other one stays open beside it.
+    late[1] = entry("seeds", 0.0, 0.05, 0.1, 2.0)
+    decision = decide([SYNC, *late], TOLERANCE, 2)
+    assert (decision.best, decision.rival, decision.binds) == ("seeds", "users", "users")
+
+
 def test_a_dearer_mode_is_not_asked_about_however_little_is_known_of_it():
     assert decide([SYNC, entry("b", 0.0, 5.0, 5.0, 0.5)], TOLERANCE, 1).binds != "seeds"
 
