@@ -337,6 +337,12 @@ def test_a_ratio_without_its_range_is_found(block):
     without_range("it is at least 3.6 times as fast, and 4.7 (3.6 to 7.3) times as dear")
 
 
+def test_ranges_hold_what_was_measured_in_eight_of_ten_cases():
+    lines = results_page.held_table().splitlines()[2:]
+    shares = [int(line.split("|")[3].strip().removesuffix(" %")) for line in lines]
+    assert len(shares) == 5 and min(shares) >= 80
+
+
 # The console scripts of pyproject.toml are the commands of `python -m`.
 
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]

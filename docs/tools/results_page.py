@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 from textwrap import fill
 
 import numpy as np
@@ -523,6 +524,11 @@ def held_table() -> str:
             lines.append(
                 [f"{name}, {what}", f"{len(away)}", f"{held:.0%}", f"{math.exp(2 * half):.2g}"]
             )
+    left_out = [row for row in read_rows(STORED / "persia_left_out.csv") if row["low"]]
+    inside = [float(r["low"]) <= float(r["published"]) <= float(r["high"]) for r in left_out]
+    wide = median(float(row["high"]) / float(row["low"]) for row in left_out)
+    share = f"{sum(inside) / len(inside):.0%}"
+    lines.append(["points of Persia left out of the fit", f"{len(inside)}", share, f"{wide:.2g}"])
     lines = [[cell.replace("%", " %") for cell in line] for line in lines]
     return markdown(["what was measured", "cases", "inside their range", "high over low"], lines)
 
