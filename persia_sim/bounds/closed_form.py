@@ -14,7 +14,12 @@ from math import inf
 
 import numpy as np
 
-from persia_sim.base.vocabulary import COMMON_STEP, OWN_STEPS, refuse_unless_carried
+from persia_sim.base.vocabulary import (
+    COMMON_STEP,
+    FRESH_TABLES,
+    OWN_STEPS,
+    refuse_unless_carried,
+)
 from persia_sim.bounds.transfers import (
     DENSE,
     GPUS,
@@ -42,12 +47,16 @@ class Latencies:
     compute_s: float
     sync_s: float
     copy_out_s: float
+    """All of it, that of fresh tables first."""
     push_s: float
     """Until the rows are updated at every server."""
     answer_s: float
     """Until the rank knows."""
     forward_s: float
     """Lookahead `forwarded`: until the gradients are at the workers; else 0."""
+    exact_s: float
+    """From the end of a step until the rows that are to be exact are updated at every server: all,
+    or those of fresh tables."""
 
     @property
     def window_s(self) -> float:
@@ -64,7 +73,7 @@ class Latencies:
         )
 
 
-CARRIES = COMMON_STEP | OWN_STEPS
+CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
 """The modes whose life of a batch is known here."""
 
 
@@ -86,7 +95,7 @@ def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch) -> float:
 
 def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) -> Latencies:
     """Add up the life of a batch of this rank that this embedding worker serves."""
-    refuse_unless_carried(scenario.mode, CARRIES, "the closed form")
+    refuse_unless_carried(scenario.mode, CARRIES, "the closed form", fresh=bool(scenario.fresh))
     latency = scenario.cluster.link.latency_s
     need = need.of_rank(rank)
     transfers = Transfers(scenario, need, rank, worker)
@@ -115,16 +124,20 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
         pull = 2 * latency + transfers.dense_served_s() + transfers.dense_s()
 
     # The way of the gradients: rank, worker, servers; at each server the slowest counts.
-    scattered = latency + transfers.rank_s(need.gradient_bytes)
-    scattered = scattered + need.worker_scatter_s * slower + latency
-    if need.forward is not None:
-        forward = scattered + transfers.worker_s(need.forward.exchange_bytes)
-    push = max(
-        scattered
-        + transfers.fan_s(need.push_bytes, group)
-        + (float(need.server_update_s[group.processes].max()) + need.update_join_s)
-        for group in transfers.groups
-    )
+    pushed = []
+    for push in need.pushes:
+        scattered = latency + transfers.rank_s(push.gradient_bytes)
+        scattered = scattered + push.worker_scatter_s * slower + latency
+        if need.forward is not None:
+            forward = scattered + transfers.worker_s(need.forward.exchange_bytes)
+        pushed.append(
+            max(
+                scattered
+                + transfers.fan_s(push.push_bytes, group)
+                + (float(push.server_update_s[group.processes].max()) + push.update_join_s)
+                for group in transfers.groups
+            )
+        )
 
     # The life of a batch, stage by stage.
     return Latencies(
@@ -135,10 +148,11 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
         pull_s=pull,
         compute_s=need.compute_s,
         sync_s=sync,
-        copy_out_s=need.copy_out_s,
-        push_s=push,
+        copy_out_s=sum(push.copy_out_s for push in need.pushes),
+        push_s=pushed[-1],
         answer_s=2 * latency,
         forward_s=forward,
+        exact_s=need.pushes[0].copy_out_s + pushed[0],
     )
 
 
@@ -200,9 +214,9 @@ def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[st
         seconds["window"] = life.window_s / (scenario.steps_ahead + 1)
     if scenario.permits is not None:
         seconds["permits"] = (life.window_s + life.answer_s) / scenario.permits
-    if scenario.mode.prefetches_rows:
-        there_s = life.push_s if need.forward is None else life.forward_s
-        seconds["refresh"] = train + life.copy_out_s + there_s
+    if scenario.brings_up_to_date:
+        forwarded_s = life.copy_out_s + life.forward_s
+        seconds["refresh"] = train + (life.exact_s if need.forward is None else forwarded_s)
     return seconds
 
 
@@ -283,14 +297,18 @@ def _work(scenario: Scenario, need: Demand) -> dict[str, float]:
     # Work at embedding workers and servers: core seconds, and bytes of memory.
     fetches = need.fetches
     forward = need.forward
-    work_s = need.worker_scatter_s + sum(f.worker_forward_s + f.worker_pool_s for f in fetches)
-    touched = need.scatter_memory_bytes
+    pushes = need.pushes
+    work_s = sum(push.worker_scatter_s for push in pushes)
+    work_s += sum(f.worker_forward_s + f.worker_pool_s for f in fetches)
+    touched = sum(push.scatter_memory_bytes for push in pushes)
     touched += sum(f.forward_memory_bytes + f.pool_memory_bytes for f in fetches)
     if forward is not None:
         work_s = work_s + forward.worker_s
         touched = touched + forward.memory_bytes
-    server_s = need.server_update_s + sum(f.server_s for f in fetches)
-    memory = need.update_memory_bytes + sum(f.server_memory_bytes for f in fetches)
+    server_s = sum((push.server_update_s for push in pushes), np.zeros(len(need.server_shares)))
+    server_s = server_s + sum(f.server_s for f in fetches)
+    memory = sum(push.update_memory_bytes for push in pushes)
+    memory += sum(f.server_memory_bytes for f in fetches)
     if home is DenseHome.SERVERS:
         server_s = server_s + 2 * need.dense_part_s
         memory += 4 * need.dense_bytes

@@ -134,11 +134,11 @@ def messages(scenario: Scenario, need: Demand) -> list[Message]:
     sent: list[Message] = [
         (LOADER, WORKERS, need.loader_bytes),
         (LOADER, GPUS, need.input_bytes),
-        (GPUS, WORKERS, need.gradient_bytes),
-        (WORKERS, SERVERS, need.push_bytes),
     ]
+    for push in need.pushes:
+        sent += [(GPUS, WORKERS, push.gradient_bytes), (WORKERS, SERVERS, push.push_bytes)]
 
-    # Lookups: once, and again where lookahead refreshes.
+    # Lookups: once, and again where rows are brought up to date.
     for part in need.fetches:
         sent += [
             (WORKERS, SERVERS, part.request_bytes),

@@ -48,6 +48,9 @@ class SizeOptions:
     """Samples of a GPU in a step, in [1, 65535]."""
     tau: int | None = DEFAULT_TAU
     """Window of hybrid in steps, >= 0."""
+    fresh: tuple[str, ...] = ()
+    """Tables of hybrid whose rows are exact: names of tables or fields, a number of fields, or
+    all."""
     budget: Annotated[str | None, Unset("without limit")] = None
     """Most dollars an hour, such as 200/h."""
     machines: Annotated[tuple[str, ...], Unset("all of `machines list` that have a price")] = ()
@@ -91,9 +94,10 @@ def run_size(options: SizeOptions) -> str:
     if tried:
         lines += ["", _halving(asked, tried[0])]
     moved = next((c.may_be.decisive for c in tried if c.system == "hybrid"), "")
+    exact = f" (fresh: {' '.join(asked.fresh)})" if asked.fresh else ""
     lines.append(
         f"{f'what moves the rate of hybrid most: {moved}; ' if moved else ''}its rows are "
-        f"{asked.tau if asked.tau is not None else 'any number of'} steps late, and those of"
+        f"{asked.tau if asked.tau is not None else 'any number of'} steps late{exact}, and those of"
         f" {asked.software} are exact"
     )
     return "\n".join(lines)
@@ -109,6 +113,7 @@ def _asked(options: SizeOptions) -> Asked:
     if options.batch_per_rank is not None:
         work = replace(work, batch_per_rank=options.batch_per_rank)
     rows = options.row_format or rows_of(options.workload)
+    work.parted(options.fresh)
     find(rows, "--row-format", FORMATS, _no_file)
     find(options.software, "--software", SOFTWARE, _no_file)
 
@@ -117,6 +122,7 @@ def _asked(options: SizeOptions) -> Asked:
         workload=work,
         samples_per_s=options.at_least,
         tau=options.tau,
+        fresh=options.fresh,
         rows=rows,
         software=options.software,
     )

@@ -8,12 +8,12 @@ from math import ceil, inf
 import numpy as np
 
 from persia_sim.base.rules import require
-from persia_sim.base.vocabulary import DEFAULT_AHEAD
 from persia_sim.cluster.allreduce import Algorithm, Bucket, bucket_sizes
 from persia_sim.cluster.cluster import Role
 from persia_sim.cluster.costs import Law
 from persia_sim.cluster.machine import Gpu, Precision
 from persia_sim.cluster.scenario import Scenario
+from persia_sim.cluster.workload import Workload
 
 GPU = "GPU"
 ALL_REDUCE = "all-reduce"
@@ -67,6 +67,26 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class Push:
+    """What a push of rows' gradients asks for, on its way from the rank to the servers."""
+
+    copy_out_s: float
+    gradient_bytes: float
+    worker_scatter_s: float
+    push_bytes: float
+    server_update_s: np.ndarray
+    """float64 [servers]"""
+    update_join_s: float
+    """Seconds as `Fetch.join_s`."""
+    update_memory_bytes: float
+
+    @property
+    def scatter_memory_bytes(self) -> float:
+        """Worker: gradients are read and pushes written."""
+        return self.gradient_bytes + self.push_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """What one rank's batch asks of every resource when nothing is shared."""
 
@@ -74,7 +94,8 @@ class Demand:
     loader_bytes: float
     fetch: Fetch
     refresh: Fetch | None
-    """Lookahead that reads again: the second look at the rows with pending pushes."""
+    """Lookahead that reads again, and fresh tables: the second look at the rows with pending
+    pushes."""
     forward: Forward | None
     """Lookahead `forwarded`: what takes its place."""
     forward_s: float
@@ -116,6 +137,9 @@ class Demand:
     the first's. Seconds at embedding workers are those of their first kind everywhere."""
     kind_of: tuple[int, ...] = ()
     """The kind of each rank's host."""
+    fresh: Push | None = None
+    """The push of fresh tables, copied from the GPU and sent before the other; None where no table
+    is fresh, or none late."""
 
     def of_rank(self, r: int) -> Demand:
         """What a batch of this rank asks."""
@@ -127,9 +151,22 @@ class Demand:
         return (self.fetch,) if self.refresh is None else (self.fetch, self.refresh)
 
     @property
-    def scatter_memory_bytes(self) -> float:
-        """Worker: gradients are read and pushes written."""
-        return self.gradient_bytes + self.push_bytes
+    def push(self) -> Push:
+        """The push of a batch; where fresh tables have one of their own that of all others."""
+        return Push(
+            self.copy_out_s,
+            self.gradient_bytes,
+            self.worker_scatter_s,
+            self.push_bytes,
+            self.server_update_s,
+            self.update_join_s,
+            self.update_memory_bytes,
+        )
+
+    @property
+    def pushes(self) -> tuple[Push, ...]:
+        """Every push of a batch, in the order of sending."""
+        return (self.push,) if self.fresh is None else (self.fresh, self.push)
 
     @property
     def dense_part_s(self) -> np.ndarray:
@@ -164,53 +201,36 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     cluster = scenario.cluster
     work = scenario.workload
     costs = scenario.costs
-    shares = work.server_shares(cluster.servers.processes)
-    worker_speed = cluster.embedding_workers.host.core_speed
     rank_speed = kind.host.core_speed
-    ids = work.sent_ids
-    row = 4.0 * work.sent_dim
-    server_s, join_s = _served(costs.server_lookup, scenario, shares, miss_rate)
-    update_s, update_join_s = _served(costs.server_update, scenario, shares)
-    bus = costs.reach.bus(kind.host.chip)
-    activation = work.activation_bytes
     inputs = work.input_bytes
 
-    def copied_in_s(size_bytes: float) -> float:
-        return costs.copy_in(ids, size_bytes) / rank_speed + size_bytes / bus
-
-    rpc_s = costs.worker_rpc.fixed_s * len(shares)
-    met = work.ids_per_batch  # a worker merges, sums and scatters every occurrence of an id
-    fetch = Fetch(
-        worker_forward_s=(costs.worker_forward(met, work.request_bytes) + rpc_s) / worker_speed,
-        request_bytes=work.request_bytes,
-        server_s=server_s,
-        join_s=join_s,
-        server_memory_bytes=2 * row * ids,
-        rows_bytes=work.rows_bytes,
-        worker_pool_s=costs.worker_pool(met, work.rows_bytes) / worker_speed,
-        activation_bytes=activation,
-        copy_in_s=copied_in_s(activation),
-    )
+    # One look at all rows; a second one at those that are to be exact and may have been written.
+    fetch = _fetched(scenario, work, kind, miss_rate)
+    fresh, late = work.parted(scenario.fresh)
+    if scenario.mode.prefetches_rows:
+        fresh = work
     refresh = None
     forward = None
-    if scenario.mode.prefetches_rows:
-        others = cluster.ranks * (scenario.ahead or DEFAULT_AHEAD)
-        share = work.pending_fraction(others)
-        refresh = _part_of(fetch, share, scenario, rank_speed)
+    if fresh is not None:
+        share = fresh.pending_fraction(cluster.ranks * _steps_before(scenario))
+        refresh = _part_of(_fetched(scenario, fresh, kind, miss_rate), share, scenario, rank_speed)
         if scenario.lookahead == "forwarded":
             forward = _forward(refresh, share, scenario)
             refresh = None
             # A lease brings the state, too: one number a value, as Adagrad has.
             fetch = replace(fetch, rows_bytes=2 * fetch.rows_bytes)
+
     # Dense features are copied once, rows that are read or brought up to date again twice.
-    fetch = replace(fetch, copy_in_s=copied_in_s(fetch.activation_bytes + inputs))
+    copy_in_s = _copied_in_s(scenario, work, kind, fetch.activation_bytes + inputs)
+    fetch = replace(fetch, copy_in_s=copy_in_s)
+    push = _pushed(scenario, late or work, kind)
+    two = fresh is not None and late is not None and bool(scenario.fresh)
     launched_s = _launching_s(scenario, kind)
     compute_s = _compute_s(scenario, kind.host.chip) + costs.gpu_fixed_s + launched_s
     buckets, averaging_s, averaging_nic_bytes = _summed(scenario)
     loaded = work.batch_per_rank * work.columns, work.loader_bytes + inputs
-    load_s = costs.load(*loaded) / rank_speed
     return Demand(
-        load_s=load_s,
+        load_s=costs.load(*loaded) / rank_speed,
         loader_bytes=work.loader_bytes,
         fetch=fetch,
         refresh=refresh,
@@ -219,24 +239,77 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
         backward_s=compute_s * (1 - _FORWARD_SHARE),
         buckets=buckets,
         sync_overhead_s=_overhead_s(scenario) if buckets else 0.0,
-        copy_out_s=costs.copy_out(ids, activation) / rank_speed + activation / bus,
-        gradient_bytes=activation,
-        push_bytes=work.push_bytes,
-        worker_scatter_s=(costs.worker_scatter(met, work.push_bytes) + rpc_s) / worker_speed,
-        server_update_s=update_s,
-        update_join_s=update_join_s,
-        update_memory_bytes=4 * row * ids,
+        copy_out_s=push.copy_out_s,
+        gradient_bytes=push.gradient_bytes,
+        push_bytes=push.push_bytes,
+        worker_scatter_s=push.worker_scatter_s,
+        server_update_s=push.server_update_s,
+        update_join_s=push.update_join_s,
+        update_memory_bytes=push.update_memory_bytes,
+        fresh=_pushed(scenario, fresh, kind) if two and fresh is not None else None,
         dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
         averaging_s=averaging_s,
         dense_bytes=work.dense_bytes,
         averaging_nic_bytes=averaging_nic_bytes,
-        server_shares=shares,
+        server_shares=work.server_shares(cluster.servers.processes),
         extrapolated=_extrapolated(scenario),
         borrowed=_borrowed(scenario),
         strange=tuple(_strange(scenario)),
         launching_s=launched_s,
         input_bytes=inputs,
     )
+
+
+def _copied_in_s(scenario: Scenario, rows: Workload, kind: Role, size_bytes: float) -> float:
+    """A copy to the GPU of pooled rows."""
+    costs = scenario.costs
+    fixed_s = costs.copy_in(rows.sent_ids, size_bytes) / kind.host.core_speed
+    return fixed_s + size_bytes / costs.reach.bus(kind.host.chip)
+
+
+def _fetched(scenario: Scenario, rows: Workload, kind: Role, miss_rate: float) -> Fetch:
+    """A look at all rows of a batch; a worker merges and sums every occurrence of an id."""
+    costs = scenario.costs
+    worker_speed = scenario.cluster.embedding_workers.host.core_speed
+    server_s, join_s = _served(costs.server_lookup, scenario, rows, miss_rate)
+    rpc_s = costs.worker_rpc.fixed_s * len(server_s)
+    asked_s = costs.worker_forward(rows.ids_per_batch, rows.request_bytes) + rpc_s
+    return Fetch(
+        worker_forward_s=asked_s / worker_speed,
+        request_bytes=rows.request_bytes,
+        server_s=server_s,
+        join_s=join_s,
+        server_memory_bytes=2 * (4.0 * rows.sent_dim) * rows.sent_ids,
+        rows_bytes=rows.rows_bytes,
+        worker_pool_s=costs.worker_pool(rows.ids_per_batch, rows.rows_bytes) / worker_speed,
+        activation_bytes=rows.activation_bytes,
+        copy_in_s=_copied_in_s(scenario, rows, kind, rows.activation_bytes),
+    )
+
+
+def _pushed(scenario: Scenario, rows: Workload, kind: Role) -> Push:
+    """A push of all rows of a batch; a worker scatters to every occurrence of an id."""
+    costs = scenario.costs
+    activation = rows.activation_bytes
+    copied_s = costs.copy_out(rows.sent_ids, activation) / kind.host.core_speed
+    update_s, update_join_s = _served(costs.server_update, scenario, rows)
+    rpc_s = costs.worker_rpc.fixed_s * len(update_s)
+    scatter_s = costs.worker_scatter(rows.ids_per_batch, rows.push_bytes) + rpc_s
+    return Push(
+        copy_out_s=copied_s + activation / costs.reach.bus(kind.host.chip),
+        gradient_bytes=activation,
+        worker_scatter_s=scatter_s / scenario.cluster.embedding_workers.host.core_speed,
+        push_bytes=rows.push_bytes,
+        server_update_s=update_s,
+        update_join_s=update_join_s,
+        update_memory_bytes=4 * (4.0 * rows.sent_dim) * rows.sent_ids,
+    )
+
+
+def _steps_before(scenario: Scenario) -> int:
+    """Steps of pushes that may come between a look at rows and their use."""
+    ahead = scenario.steps_ahead
+    return scenario.queues.lookups_in_flight if ahead is None else ahead
 
 
 def _launching_s(scenario: Scenario, kind: Role) -> float:
@@ -261,12 +334,12 @@ def _overhead_s(scenario: Scenario) -> float:
 
 
 def _served(
-    law: Law, scenario: Scenario, shares: np.ndarray, miss_rate: float = 0.0
+    law: Law, scenario: Scenario, work: Workload, miss_rate: float = 0.0
 ) -> tuple[np.ndarray, float]:
-    """Seconds of each server's request of a batch, float64 [servers], and by how many the busiest
-    server of a batch is later than that of the mean batch."""
-    work = scenario.workload
+    """Seconds of each server's request of a batch's rows, float64 [servers], and by how many the
+    busiest server of a batch is later than that of the mean batch."""
     create = scenario.costs.server_create
+    shares = work.server_shares(scenario.cluster.servers.processes)
     speed = np.array(scenario.cluster.servers.of_processes(_core_speed))
     ids = work.sent_ids
     row = 4.0 * work.sent_dim

@@ -136,6 +136,11 @@ class Knobs:
     merge_pushes: bool | None = None
     """Rows get one update a step from all ranks. A choice in raw_hybrid and hybrid only; None means
     yes there."""
+    fresh: tuple[str, ...] = ()
+    """Tables whose rows are exact while those of all others are late: read ahead, brought up to
+    date before forward, with a push of their own that is sent first. Names of tables or of fields;
+    a number, of that many fields without a name; or all. Only where rows may be late and ranks
+    share a step."""
     discipline: Discipline = Discipline.FLUID
     """How NICs are shared."""
     dense_on_nics: bool = False
@@ -208,6 +213,7 @@ class Scenario(Knobs):
             "permits": late,
             "ahead": prefetches,
             "lookahead": prefetches,
+            "fresh": mode.may_merge,
             "dense_home": mode.has_dense_server,
             "averaging": mode.averages_replicas,
         }
@@ -227,6 +233,12 @@ class Scenario(Knobs):
         if self.merge_pushes is not None and not mode.may_merge:
             why = "always merges" if mode.has_barrier else "has no step to merge over"
             require(False, "merge_pushes", self.merge_pushes, f"{mode} {why}", "drop it")
+        if self.fresh:
+            self.workload.parted(self.fresh)  # every name is one of its tables
+            crashes = [event for event in self.disturbances if isinstance(event, Crash)]
+            rule = "crashes are not simulated with fresh tables"
+            require(not crashes, "fresh", ", ".join(self.fresh), rule, "leave out one of the two")
+
         # Disturbances hit processes that exist.
         counts = {
             Target.RANK: self.cluster.ranks,
@@ -256,8 +268,14 @@ class Scenario(Knobs):
 
     @property
     def merges(self) -> bool:
-        """Whether a step's pushes are applied at once."""
-        return self.mode.merges(self.merge_pushes)
+        """Whether a step's pushes are applied at once; those of fresh tables always are."""
+        _, late = self.workload.parted(self.fresh)
+        return late is None or self.mode.merges(self.merge_pushes)
+
+    @property
+    def brings_up_to_date(self) -> bool:
+        """Whether rows that were read ahead are replaced before forward: all, or fresh tables'."""
+        return self.mode.prefetches_rows or bool(self.fresh)
 
     @property
     def home(self) -> DenseHome | None:

@@ -75,3 +75,8 @@ class Leg(IntEnum):
     DENSE_SENT = 17
     """The dense gradient is at the home of the dense weights (async)."""
     DENSE_APPLIED = 18
+    FRESH_AT_WORKER = 19
+    """The push of fresh tables, where others are late: as AT_WORKER and its like."""
+    FRESH_SCATTERED = 20
+    FRESH_AT_SERVERS = 21
+    FRESH_APPLIED = 22

@@ -7,9 +7,9 @@ float32 rows back, pooled float16 activations to and from the rank, (id, float32
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,14 +20,16 @@ from persia_sim.base.popularity import (
     server_shares,
 )
 from persia_sim.base.rules import AMOUNT, COUNT, NUMBERS, Range, Usual, require, require_within
-from persia_sim.base.schema import hold_choices
+from persia_sim.base.schema import hold_choices, nearest
 from persia_sim.cluster.machine import Precision
 from persia_sim.cluster.tables import IDS, ZIPF, RowUpdate, Table
 
 FEATURES: Range = (0, 1_000_000)
 """Numbers of a sample that need no table."""
 MOST_LAYERS = 1000
-BY_TABLES = {"fields": 0, "ids_per_field": 1.0, "dim": 0, "rows": 0, "zipf": 1.05}
+ALL_TABLES = "all"
+"""In place of names of tables: every one."""
+BY_TABLES: dict[str, Any] = {"fields": 0, "ids_per_field": 1.0, "dim": 0, "rows": 0, "zipf": 1.05}
 """What `Workload.tables` say in place of the workload -> its value where nobody says it."""
 
 
@@ -126,9 +128,8 @@ class Workload:
     def _hold_tables(self) -> None:
         """What tables say is filled in; whoever says it again, otherwise, is refused."""
         if not self.tables:
-            for name in ("fields", "dim", "rows"):
-                if not getattr(self, name):
-                    raise ValueError(f"{name} is missing: give it, a base, or [[tables]]")
+            if not (self.fields or self.dim or self.rows):
+                raise ValueError("fields is missing: give it with dim and rows, or [[tables]]")
             return
 
         # What follows from tables.
@@ -152,6 +153,53 @@ class Workload:
         names = [name for table in self.tables for name in {table.name, *table.fields} - {""}]
         twice = sorted({name for name in names if names.count(name) > 1})
         require(not twice, "tables", ", ".join(twice), "names of tables and fields must differ")
+
+    def parted(self, fresh: Sequence[str]) -> tuple[Workload | None, Workload | None]:
+        """The same batches with the tables named fresh alone, and with all others; None where there
+        are none.
+
+        ``fresh``: names of tables or of fields, of which each means its whole table; a number, of
+        that many fields of a workload whose fields have no names; or `all`. Raises ValueError for a
+        name that no table has.
+        """
+        tables = self.alike
+        if not fresh:
+            return None, self
+        if list(fresh) == [ALL_TABLES]:
+            return self, None
+        if len(fresh) == 1 and fresh[0].isdecimal():
+            chosen, others = self._first(int(fresh[0]))
+        else:
+            names = {name: t for t in tables for name in (t.name, *t.fields) if name}
+            for name in fresh:
+                rule = nearest(name, names) if names else "no table has a name: give a number"
+                require(name in names, "fresh", name, rule)
+            asked = [names[name] for name in fresh]
+            chosen = [table for table in tables if table in asked]
+            others = [table for table in tables if table not in asked]
+        if not others:
+            return self, None
+        return tuple(
+            replace(self, **BY_TABLES, tables=tuple(part)) if part else None
+            for part in (chosen, others)
+        )  # type: ignore[return-value]
+
+    def _first(self, count: int) -> tuple[list[Table], list[Table]]:
+        """So many fields without a name, and the other tables."""
+        named = any(table.name for table in self.tables)
+        single = all(len(table.ids_per_sample) == 1 for table in self.alike)
+        rule = "a number is for fields without names"
+        require(single and not named, "fresh", count, rule, "name tables, or fields")
+        require(count <= self.fields, "fresh", count, f"the workload has {self.fields} fields")
+        chosen: list[Table] = []
+        others: list[Table] = []
+        for table in self.alike:
+            here = min(count, table.count)
+            count -= here
+            for part, many in (chosen, here), (others, table.count - here):
+                if many:
+                    part.append(replace(table, count=many))
+        return chosen, others
 
     @property
     def alike(self) -> tuple[Table, ...]:

@@ -244,6 +244,9 @@ class Pushes:
         # Merged: instants of a step's last push, by server, where anybody asks for them.
         self._arrivals: dict[int, np.ndarray] = {}
         self._forwarded: dict[int, dict[int, bool]] = {}  # by step and rank: gradients lost
+        self._fresh_arrivals: dict[int, np.ndarray] = {}
+        self._fresh_ended: dict[tuple[int, int], simpy.Event] = {}
+        self._fresh_of_step = [0] * world.scenario.steps
 
     def task(self, r: int) -> Process:
         """One push task: rank to worker to all servers, and the answer back."""
@@ -257,6 +260,9 @@ class Pushes:
             world.stamp(Mark.PUSH, r, s)
             written = yield from self._send(r, s)
             self._close(r, s, written)
+            if world.need.fresh is not None:
+                yield self._fresh_ended.pop((r, s))
+            world.stamp(Mark.APPLIED, r, s)
             yield world.platform.travel(messages=2)  # server to worker, worker to rank
             world.stamp(Mark.RETURNED, r, s)
             rank.returned += 1
@@ -269,6 +275,7 @@ class Pushes:
         world = self._world
         env = self._world.env
         need = world.need
+        push = need.push
         platform = world.platform
         disturbed = world.disturbed
 
@@ -278,11 +285,11 @@ class Pushes:
         legs = world.legs[:, r, s]
         yield platform.travel()
         nics = platform.of_rank[r], platform.of_worker[worker]
-        yield platform.send(*nics, need.gradient_bytes, role=(r, Kind.PUSH))
+        yield platform.send(*nics, push.gradient_bytes, role=(r, Kind.PUSH))
         legs[Leg.AT_WORKER] = env.now
 
         # ... which scatters them to the rows they belong to.
-        scatter_s = world.worker_delay(worker, need.worker_scatter_s, need.scatter_memory_bytes)
+        scatter_s = world.worker_delay(worker, push.worker_scatter_s, push.scatter_memory_bytes)
         yield platform.travel(scatter_s)
         legs[Leg.SCATTERED] = env.now
 
@@ -313,19 +320,71 @@ class Pushes:
                 world.ledger.lost[r, s] = lost
 
         # Send each server its part, and apply it there.
-        service_s = world.at_servers(need.server_update_s, Purpose.SERVER_UPDATE, r, s)
+        service_s = world.at_servers(push.server_update_s, Purpose.SERVER_UPDATE, r, s)
         yield from fan_out(
             platform,
             worker,
-            need.push_bytes,
+            push.push_bytes,
             service_s,
-            need.update_memory_bytes,
+            push.update_memory_bytes,
             None,
             applied,
             (r, Kind.PUSH),
-            need.update_join_s,
+            push.update_join_s,
         )
         return written
+
+    def begin_fresh(self, r: int, s: int) -> None:
+        """The push of fresh tables: their gradients are copied and sent before all others."""
+        self._fresh_ended[r, s] = self._world.env.process(self._push_fresh(r, s)).ended
+
+    def _push_fresh(self, r: int, s: int) -> Process:
+        """Rank to worker to all servers; merged over ranks, the last of which closes the step."""
+        world = self._world
+        env = self._world.env
+        platform = world.platform
+        fresh = world.need.fresh
+        assert fresh is not None, "of tables that have a push of their own"
+        legs = world.legs[:, r, s]
+        worker = world.worker_of(r, s)
+        written: np.ndarray | None = None
+
+        def applied(arrived_s: float, each: tuple[np.ndarray, np.ndarray] | None) -> None:
+            nonlocal written
+            legs[Leg.FRESH_AT_SERVERS] = arrived_s
+            written = each and each[1]
+
+        yield platform.travel()
+        nics = platform.of_rank[r], platform.of_worker[worker]
+        yield platform.send(*nics, fresh.gradient_bytes, role=(r, Kind.FRESH_PUSH))
+        legs[Leg.FRESH_AT_WORKER] = env.now
+        scatter_s = world.worker_delay(worker, fresh.worker_scatter_s, fresh.scatter_memory_bytes)
+        yield platform.travel(scatter_s)
+        legs[Leg.FRESH_SCATTERED] = env.now
+        service_s = world.at_servers(fresh.server_update_s, Purpose.SERVER_UPDATE, r, s)
+        yield from fan_out(
+            platform,
+            worker,
+            fresh.push_bytes,
+            service_s,
+            fresh.update_memory_bytes,
+            None,
+            applied,
+            (r, Kind.FRESH_PUSH),
+            fresh.update_join_s,
+        )
+        legs[Leg.FRESH_APPLIED] = env.now
+
+        # Merged over ranks, as those of sync are.
+        if written is not None:
+            before = self._fresh_arrivals.get(s, written)
+            self._fresh_arrivals[s] = np.maximum(before, written)
+        self._fresh_of_step[s] += 1
+        ranks = len(world.ranks)
+        if self._fresh_of_step[s] == ranks:
+            last = self._fresh_arrivals.pop(s, None)
+            world.order.rows(Kind.FRESH_PUSH, ALL, s, last, pushes=ranks)
+            world.of_fresh.close([(q, s) for q in range(ranks)])
 
     def _forward(self, r: int, s: int, size_bytes: float) -> Process:
         """Beside the push: gradients go to the worker that reads the rows next."""
@@ -362,7 +421,6 @@ class Pushes:
         server when it has them all (or knows that one is lost)."""
         world = self._world
         ranks = len(self._world.ranks)
-        world.stamp(Mark.APPLIED, r, s)
 
         # Parts that a crash has lost are written into the order of events, too.
         lost = world.ledger.closed(r, s)
@@ -390,5 +448,7 @@ class Pushes:
                 merged = ranks - np.sum(missing, axis=0)
                 world.order.rows(Kind.PUSH, ALL, s, last, pushes=merged, where=merged > 0)
             else:
+                if world.scenario.fresh and world.need.fresh is None:  # no table is late
+                    world.order.rows(Kind.FRESH_PUSH, ALL, s, last, pushes=ranks)
                 world.order.rows(Kind.PUSH, ALL, s, last, pushes=ranks)
             world.window.close(batches)

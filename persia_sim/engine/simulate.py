@@ -14,7 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from persia_sim.base.trace import Trace
-from persia_sim.base.vocabulary import COMMON_STEP, OWN_STEPS, refuse_unless_carried
+from persia_sim.base.vocabulary import (
+    COMMON_STEP,
+    FRESH_TABLES,
+    OWN_STEPS,
+    refuse_unless_carried,
+)
 from persia_sim.bounds.closed_form import cycles
 from persia_sim.bounds.transfers import Alike, served_alike
 from persia_sim.cluster.demand import Demand, demand
@@ -30,7 +35,7 @@ from persia_sim.engine.world import EachShard, OneShard, OrderLog, World
 
 _TINY = 1e-300  # of what takes no time
 
-CARRIES = COMMON_STEP | OWN_STEPS
+CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
 """The modes that the processes here carry out."""
 
 
@@ -119,8 +124,14 @@ class Run:
         push_s = need.server_update_s  # a law may cost nothing
         if refresh is not None:
             refresh = replace(refresh, server_s=np.zeros_like(push_s), join_s=0.0)
+        fresh = need.fresh
+        if fresh is not None:
+            fresh = replace(
+                fresh, server_update_s=np.zeros_like(fresh.server_update_s), update_join_s=0.0
+            )
         return replace(
             need,
+            fresh=fresh,
             fetch=replace(fetch, server_s=asked_s * (lookup_s / max(asked_s.max(), _TINY))),
             refresh=refresh,
             server_update_s=push_s * (update_s / max(push_s.max(), _TINY)),
@@ -160,12 +171,13 @@ def simulate(
     """
     # The scenario's requests and times, and the world in which they happen.
     need = need or demand(scenario)
-    refuse_unless_carried(scenario.mode, CARRIES, "the simulator's processes")
+    fresh = bool(scenario.fresh)
+    refuse_unless_carried(scenario.mode, CARRIES, "the simulator's processes", fresh=fresh)
     env = Clock()
     order: OrderLog = OrderLog()
     if trace:
         servers = scenario.cluster.servers.processes
-        order = EachShard(env, servers) if scenario.trace_shards else OneShard()
+        order = EachShard(env, servers, fresh) if scenario.trace_shards else OneShard(fresh)
 
     # Start every process and let events happen until the last push is closed.
     world = World(env, scenario, need, order, on_push)
@@ -217,7 +229,7 @@ def start(world: World) -> None:
         env.process(start_lookups(world, r))
         env.process(copy_in(world, r))
         env.process(train(r))
-        env.process(copy_out(world, r))
+        env.process(copy_out(world, r, pushes.begin_fresh))
         for _ in range(min(scenario.queues.push_tasks, scenario.steps)):
             env.process(pushes.task(r))
 
@@ -235,6 +247,7 @@ def _meta(scenario: Scenario) -> dict[str, object]:
         "tau": scenario.window,
         "permits": scenario.permits,
         "merge_pushes": scenario.merges,
+        "fresh": list(scenario.fresh),
         "seed": scenario.seed,
         "order": "simulated",
         "cluster": scenario.cluster.name,

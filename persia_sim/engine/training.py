@@ -8,6 +8,7 @@ The all-reduce has a network of its own, or is traffic on the GPU hosts' NICs be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -53,8 +54,9 @@ def hand_back(world: World, r: int, s: int) -> Process:
     rank.wake(Waiter.COPY_OUT)
 
 
-def copy_out(world: World, r: int) -> Process:
-    """Copy row gradients to the host."""
+def copy_out(world: World, r: int, begin_fresh: Callable[[int, int], object]) -> Process:
+    """Copy row gradients to the host; ``begin_fresh`` takes those of fresh tables, which come
+    first."""
     rank = world.ranks[r]
     room = world.scenario.queues.copied_back
     for s in range(world.scenario.steps):
@@ -63,6 +65,10 @@ def copy_out(world: World, r: int) -> Process:
         rank.backward.popleft()
         rank.wake(Waiter.TRAIN)
         world.stamp(Mark.COPY_OUT, r, s)
+        fresh = world.needs[r].fresh
+        if fresh is not None:
+            yield fresh.copy_out_s
+            begin_fresh(r, s)
         yield world.needs[r].copy_out_s
         world.stamp(Mark.COPIED_OUT, r, s)
         while len(rank.to_push) >= room:
@@ -72,7 +78,7 @@ def copy_out(world: World, r: int) -> Process:
 
 
 def take(world: World, r: int, s: int) -> Process:
-    """Wait until the batch is on the GPU; lookahead brings its rows up to date."""
+    """Wait until the batch is on the GPU; rows that are to be exact are brought up to date."""
     rank = world.ranks[r]
     refresh = world.needs[r].refresh
 
@@ -85,14 +91,14 @@ def take(world: World, r: int, s: int) -> Process:
     if world.scenario.queues.reserve:
         rank.wake(Waiter.LOOKUP)
 
-    # Lookahead: rows with pending pushes are replaced before the forward pass.
+    # Lookahead, fresh tables: rows with pending pushes are replaced before the forward pass.
     forward = world.needs[r].forward
     if forward is not None:
         yield from _bring_up_to_date(world, r, s, forward)
     elif refresh is not None:
-        while not world.window.all_closed(s):
+        while not world.of_fresh.all_closed(s):
             rank.reasons[Waiter.TRAIN] = f"all ranks' pushes of steps < {s}, to refresh step {s}"
-            yield world.window.closes(ALL, s)
+            yield world.of_fresh.closes(ALL, s)
         yield from fetch(world, r, s, refresh, Kind.REFRESH, Mark.REFRESHED)
         yield refresh.copy_in_s
     world.stamp(Mark.REFRESHED, r, s)

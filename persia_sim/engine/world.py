@@ -4,12 +4,14 @@ of events: all shards as one, or one row of the trace for each server."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import simpy
 
 from persia_sim.base.trace import ALL, Event, Kind, Trace
+from persia_sim.base.vocabulary import OF_FRESH
 from persia_sim.base.window import Watermarks, steps_to_close
 from persia_sim.cluster.demand import Demand
 from persia_sim.cluster.incidents import Crash, Purpose, Target, lognormal_factors, stream
@@ -28,10 +30,20 @@ Many = np.ndarray | int
 
 
 class OrderLog:
-    """Where the processes of a run write what took effect; this one keeps nothing."""
+    """Where the processes of a run write what took effect; this one keeps nothing.
+
+    ``fresh``: whether tables are fresh, which have versions of their own.
+    """
 
     by_server = False
     """Whether the instant at which each single server read or wrote is asked for."""
+
+    def __init__(self, fresh: bool = False) -> None:
+        self._fresh = fresh
+
+    def group_of(self, kind: int) -> int:
+        """0 of what is read or written of late tables, 1 of fresh ones."""
+        return int(self._fresh and kind in OF_FRESH)
 
     def dense(self, kind: Kind, rank: int, step: int, version: int = ALL) -> None:
         """Something happened now that no server has a part in."""
@@ -54,9 +66,10 @@ class OrderLog:
 class OneShard(OrderLog):
     """All servers as one: rows count as read or written when the last server has done it."""
 
-    def __init__(self) -> None:
+    def __init__(self, fresh: bool = False) -> None:
+        super().__init__(fresh)
         self._events: list[Event] = []
-        self._version = 0
+        self._versions = [0, 0]  # of late tables, and of fresh ones
 
     def dense(self, kind: Kind, rank: int, step: int, version: int = ALL) -> None:
         """Append an event."""
@@ -69,8 +82,9 @@ class OneShard(OrderLog):
         applied where any server has applied it, and as lost when none has."""
         if where is not None and not (where.all() if kind is Kind.LOST_PUSH else where.any()):
             return
-        self._events.append(Event(int(kind), rank, step, ALL, self._version))
-        self._version += pushes if isinstance(pushes, int) else int(pushes.max())
+        group = self.group_of(kind)
+        self._events.append(Event(int(kind), rank, step, ALL, self._versions[group]))
+        self._versions[group] += pushes if isinstance(pushes, int) else int(pushes.max())
 
     def finish(self, **meta: Any) -> Trace:
         """The events in the order in which they happened."""
@@ -86,7 +100,8 @@ class EachShard(OrderLog):
 
     by_server = True
 
-    def __init__(self, env: simpy.Environment, shards: int) -> None:
+    def __init__(self, env: simpy.Environment, shards: int, fresh: bool = False) -> None:
+        super().__init__(fresh)
         self._env = env
         self._shards = np.arange(shards)
         self._whole = np.array([ALL])
@@ -133,8 +148,9 @@ class EachShard(OrderLog):
 
         # The version of a shard counts the pushes that it has applied before.
         kind, rank, step, version = facts.T.copy()
-        for k in self._shards:
-            here = np.flatnonzero(shard == k)
+        group = np.array([self.group_of(each) for each in kind.tolist()])
+        for k, own in product(self._shards, np.unique(group)):
+            here = np.flatnonzero((shard == k) & (group == own))
             version[here] = np.cumsum(pushes[here]) - pushes[here]
         table = np.column_stack([kind, rank, step, shard, version])
         return Trace(table, meta | {"shards": len(self._shards)})
@@ -211,6 +227,8 @@ class World:
         self.ranks = [Rank(env) for _ in range(ranks)]
         self.window = LookupWindow(env, scenario)
         self.forwarded = LookupWindow(env, scenario)  # gradients that are at the workers
+        # What a second look at rows waits for: fresh tables have pushes of their own.
+        self.of_fresh = self.window if need.fresh is None else LookupWindow(env, scenario)
         self.ledger = Ledger(env, scenario, on_push)
         self.recovery = RunRecovery(env, scenario, disturbed, self.ledger)
         # By each GPU in each step, without the rounds and crashes that stop it.

@@ -84,7 +84,7 @@ class Resources:
             yield from self._to_servers(since_s, legs[Leg.ASKED : Leg.READ], end_s)
         elif mark is Mark.ROWS:
             yield from self._to_rank(since_s, legs[Leg.ANSWERED : Leg.ROWS], end_s)
-        elif mark is Mark.REFRESHED and run.scenario.mode.prefetches_rows:
+        elif mark is Mark.REFRESHED and run.scenario.brings_up_to_date:
             if need.forward is None:
                 yield from self._second_look(since_s, legs, end_s)
             else:
@@ -100,6 +100,11 @@ class Resources:
             yield home, end_s - legs[Leg.DENSE_SENT]
         elif mark is Leg.FORWARDED:
             yield from self._to_workers(since_s, end_s)
+        elif mark is Leg.FRESH_APPLIED:
+            fresh = legs[Leg.FRESH_AT_WORKER : Leg.FRESH_AT_SERVERS + 1]
+            copied_s = need.of_rank(r).pushes[0].copy_out_s
+            yield COPIES, copied_s
+            yield from self._push(since_s + copied_s, fresh, end_s)
 
         # ... computing and the all-reduce, ...
         elif mark is Mark.BACKWARD_END:
@@ -116,7 +121,7 @@ class Resources:
 
         # ... and the push with what follows it.
         elif mark is Mark.APPLIED:
-            yield from self._push(since_s, legs, end_s)
+            yield from self._push(since_s, legs[Leg.AT_WORKER : Leg.AT_SERVERS + 1], end_s)
         elif mark in (Mark.ON_GPU, Mark.COPIED_OUT):
             yield COPIES, took_s
         elif mark is Mark.RETURNED:
@@ -180,7 +185,7 @@ class Resources:
         return "dense server", self._nic("GPU host", "dense server", way)
 
     def _push(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
-        at_worker_s, scattered_s, arrived_s = legs[Leg.AT_WORKER : Leg.AT_SERVERS + 1]
+        at_worker_s, scattered_s, arrived_s = legs
         if arrived_s != arrived_s:  # a crashed worker lost it
             yield STANDSTILL, end_s - since_s
             return
@@ -226,7 +231,7 @@ _PART = {
     Mark.BACKWARD_END: "forward and backward", Mark.UPDATED: "dense sync",
     Mark.COPY_OUT: "queue for the copy back", Mark.COPIED_OUT: "copy from the GPU",
     Mark.PUSH: "queue for a push task", Mark.APPLIED: "push", Mark.RETURNED: "push answer",
-    Leg.FORWARDED: "push", Leg.DENSE_APPLIED: "dense push",
+    Leg.FORWARDED: "push", Leg.FRESH_APPLIED: "push", Leg.DENSE_APPLIED: "dense push",
 }  # fmt: skip
 
 Node = tuple[Mark | Leg, int, int]
@@ -303,15 +308,15 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
     queues = scenario.queues
     window = scenario.steps_ahead
     barrier = scenario.mode.has_barrier
-    lookahead = scenario.mode.prefetches_rows
-    last_applied = stamps[Mark.APPLIED].max(0)
+    exact = scenario.brings_up_to_date
     loaders = scenario.cluster.loaders
 
     def before(node: Node) -> list[Node]:
         nodes: list[Node]
         mark, r, s = node
         if isinstance(mark, Leg):
-            return [(Mark.PUSH if mark is Leg.FORWARDED else Mark.UPDATED, r, s)]
+            first = {Leg.FORWARDED: Mark.PUSH, Leg.FRESH_APPLIED: Mark.COPY_OUT}
+            return [(first.get(mark, Mark.UPDATED), r, s)]
 
         # A loader delivers after its last batch, when the rank's buffer has room.
         if mark is Mark.LOADED:
@@ -345,18 +350,10 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
             nodes = [(Mark.ROWS, r, s), *_at(Mark.ON_GPU, r, s - 1)]
             return nodes + _taken(queues, r, s - 1 - queues.on_gpu)
 
-        # Lookahead waits for pushes of rows that it holds.
+        # What brings rows up to date waits for pushes of these.
         if mark is Mark.REFRESHED:
             nodes = _taken(queues, r, s)
-            if run.need.forward is not None and s:
-                there = run.legs[Leg.FORWARDED][:, :s]
-                giver, last = np.unravel_index(int(np.nanargmax(there)), there.shape)
-                if np.nanmax(there) > max(stamps[node] for node in nodes):  # else nobody waits
-                    return [(Mark.PUSH, int(giver), int(last))]
-            elif lookahead and s:
-                step = int(last_applied[:s].argmax())
-                nodes.append((Mark.APPLIED, int(stamps[Mark.APPLIED][:, step].argmax()), step))
-            return nodes
+            return _up_to_date(run, nodes, s) if exact and s else nodes
 
         # With a barrier the slowest rank decides; then the way back, task by task.
         if mark is Mark.UPDATED and barrier:
@@ -374,6 +371,24 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
         return [(Mark(mark - 1), r, s)]
 
     return before
+
+
+def _up_to_date(run: Run, taken: list[Node], s: int) -> list[Node]:
+    """What the rows of a step wait for before they are exact, beside the batch itself: the last
+    push of earlier steps, or of their fresh tables."""
+    need = run.need
+    stamps = run.stamps
+    if need.forward is not None or need.fresh is not None:
+        leg = Leg.FRESH_APPLIED if need.forward is None else Leg.FORWARDED
+        there = run.legs[leg][:, :s]
+        giver, last = np.unravel_index(int(np.nanargmax(there)), there.shape)
+        if need.forward is None:
+            return [*taken, (leg, int(giver), int(last))]
+        if np.nanmax(there) > max(stamps[node] for node in taken):  # else nobody waits
+            return [(Mark.PUSH, int(giver), int(last))]
+        return taken
+    step = int(stamps[Mark.APPLIED][:, :s].max(0).argmax())
+    return [*taken, (Mark.APPLIED, int(stamps[Mark.APPLIED][:, step].argmax()), step)]
 
 
 def _taken(queues: Queues, r: int, s: int) -> list[Node]:
@@ -405,13 +420,13 @@ def _walk(run: Run) -> Iterator[Step]:
             yield Step(node, since_s, now, False)
             node = (Mark.BACKWARD_END, rank, node[2])
             now = since_s
-        earlier = [n for n in before(node) if stamps[n] <= now]
-        cause = max(earlier, key=lambda n: float(stamps[n]), default=None)
-        yield Step(node, float(stamps[cause]) if cause else 0.0, now, cause is None)
+        earlier = [n for n in before(node) if _instant(run, n) <= now]
+        cause = max(earlier, key=lambda n: _instant(run, n), default=None)
+        yield Step(node, _instant(run, cause) if cause else 0.0, now, cause is None)
         if cause is None:
             return
         node = cause
-        now = float(stamps[cause])
+        now = _instant(run, cause)
 
 
 def _at(mark: Mark, r: int, s: int) -> list[Node]:

@@ -98,6 +98,8 @@ def _simulated(run: Run) -> Facts:
             if scenario.steps_ahead
             else ""
         )
+    if scenario.fresh:
+        knobs += f", fresh {' '.join(scenario.fresh)}"
     if scenario.permits:
         knobs += f", {counted(scenario.permits, 'permit')} a rank"
 

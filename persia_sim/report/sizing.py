@@ -54,6 +54,8 @@ class Asked:
     workload: Workload
     samples_per_s: float
     tau: int | None
+    fresh: tuple[str, ...] = ()
+    """Tables whose rows are exact in hybrid, as `Knobs.fresh` names them."""
     rows: str
     """How servers keep rows: a name of `FORMATS`."""
     software: str
@@ -190,6 +192,7 @@ def hybrid_on(asked: Asked, gpu: Host, worker: Host, server: Host) -> Choice | N
             workload=asked.workload,
             costs=CATALOGUE,
             tau=asked.tau,
+            fresh=asked.fresh,
             noise=Noise(gpu_cv=_GPU_CV),
             steps=_STEPS,
         )

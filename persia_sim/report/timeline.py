@@ -59,7 +59,7 @@ def _spans(run: Run, steps: range) -> Iterator[Span]:
     ]
 
     # What the mode adds.
-    if mode.prefetches_rows:
+    if run.scenario.brings_up_to_date:
         since = run.legs[Leg.ASKED_AGAIN]
         parts.append(("lookup", Stage.REFRESH, since, at[Mark.REFRESHED]))
     if mode.has_dense_server:

@@ -16,7 +16,7 @@ from persia_sim.base.rules import require
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.transfers import Transfers, alike, serving
 from persia_sim.cluster.allreduce import sync_delay
-from persia_sim.cluster.demand import Demand, Fetch, demand, loader_start_s
+from persia_sim.cluster.demand import Demand, Fetch, Push, demand, loader_start_s
 from persia_sim.cluster.incidents import Purpose, lognormal_factors, stream
 from persia_sim.cluster.placement import ServerGroup
 from persia_sim.cluster.scenario import Discipline, Scenario
@@ -83,10 +83,13 @@ class _Recursion:
         delivered = np.zeros(ranks)
         closed = np.zeros(ranks)
         closed_before: list[np.ndarray] = []  # by step: when this and all earlier are closed
+        exact = 0.0
+        self.exact_before: list[float] = []  # by step: when its rows and all earlier are exact
         self.forwarded = 0.0  # when the workers had the gradients of all earlier steps
         everyone = np.arange(ranks)
         copy_in_s = self._of_rank(lambda need: need.fetch.copy_in_s)
         copy_out_s = self._of_rank(lambda need: need.copy_out_s)
+        fresh_out_s = self._of_rank(lambda need: need.fresh.copy_out_s if need.fresh else 0.0)
         for s in range(self.steps):
             self._load(s, loader)
             delivered = np.maximum(delivered, at[Mark.LOADED, :, s])
@@ -102,18 +105,23 @@ class _Recursion:
             at[Mark.ON_GPU, :, s] = at[Mark.COPY_IN, :, s] + copy_in_s
             copying = np.maximum(at[Mark.ON_GPU, :, s], self._past(self.taken, s - queues.on_gpu))
             self.taken[:, s] = np.maximum(copying, training)
-            self._train(s, self.taken[:, s], closed_before)
+            self._train(s, self.taken[:, s])
             updated = at[Mark.UPDATED, :, s]
             training = np.maximum(updated, self._past(at[Mark.COPY_OUT], s - queues.backward))
             at[Mark.COPY_OUT, :, s] = np.maximum(training, copying_back)
-            at[Mark.COPIED_OUT, :, s] = at[Mark.COPY_OUT, :, s] + copy_out_s
+            copied = at[Mark.COPY_OUT, :, s]
+            fresh = []
+            if self.need.fresh is not None:
+                copied = copied + fresh_out_s
+                fresh.append(self._push(copied, s, self.need.fresh))
+            at[Mark.COPIED_OUT, :, s] = copied + copy_out_s
             waiting = self._past(at[Mark.PUSH], s - queues.copied_back)
             copying_back = np.maximum(at[Mark.COPIED_OUT, :, s], waiting)
             task = pushing.argmin(1)
             at[Mark.PUSH, :, s] = np.maximum(copying_back, pushing[everyone, task])
-            applied = self._push(at[Mark.PUSH, :, s], s)
-            at[Mark.APPLIED, :, s] = applied
-            at[Mark.RETURNED, :, s] = applied + 2 * self.latency_s
+            applied = self._push(at[Mark.PUSH, :, s], s, self.need.push)
+            at[Mark.APPLIED, :, s] = np.maximum.reduce([*fresh, applied])
+            at[Mark.RETURNED, :, s] = at[Mark.APPLIED, :, s] + 2 * self.latency_s
             pushing[everyone, task] = at[Mark.RETURNED, :, s]
             if self.scenario.permits is not None:
                 for r in range(ranks):
@@ -121,6 +129,8 @@ class _Recursion:
             closed = np.maximum(closed, applied)
             barrier = self.scenario.mode.has_barrier
             closed_before.append(np.full(ranks, closed.max()) if barrier else closed)
+            exact = max(exact, float(np.max([*fresh, applied][0])))
+            self.exact_before.append(exact)
         return at
 
     def _each(self, s: int, took_s: Callable[[Transfers], float]) -> np.ndarray | float:
@@ -212,7 +222,7 @@ class _Recursion:
         there = self._each(s, lambda t: t.rank_s(part.activation_bytes))
         return np.maximum.reduce(reads), now + there
 
-    def _train(self, s: int, taken: np.ndarray, closed_before: list[np.ndarray]) -> None:
+    def _train(self, s: int, taken: np.ndarray) -> None:
         at, need = self.at, self.need
         now = taken
         if need.forward is not None:
@@ -224,7 +234,7 @@ class _Recursion:
             now = now + self._of_rank(lambda need: need.forward.copy_in_s if need.forward else 0.0)
         if need.refresh is not None:
             if s:
-                now = np.maximum(now, closed_before[s - 1])
+                now = np.maximum(now, self.exact_before[s - 1])
             now = now + self.latency_s
             now = self._fetch(now, s, need.refresh, Purpose.SERVER_LOOKUP)[1]
             now = now + self._of_rank(lambda need: need.refresh.copy_in_s if need.refresh else 0.0)
@@ -249,12 +259,12 @@ class _Recursion:
             )
         at[Mark.UPDATED, :, s] = end
 
-    def _push(self, start: np.ndarray, s: int) -> np.ndarray:
+    def _push(self, start: np.ndarray, s: int, push: Push) -> np.ndarray:
         need = self.need
         now = start + self.latency_s
-        now = now + self._each(s, lambda t: t.rank_s(need.gradient_bytes))
+        now = now + self._each(s, lambda t: t.rank_s(push.gradient_bytes))
         slower = self._each(s, lambda transfers: transfers.slower)
-        now = now + (need.worker_scatter_s * slower + self.latency_s)
+        now = now + (push.worker_scatter_s * slower + self.latency_s)
         if need.forward is not None:
             there = float((now + self._exchange(s, need.forward.exchange_bytes)).max())
             self.forwarded = max(self.forwarded, there)
@@ -262,8 +272,8 @@ class _Recursion:
         applied: np.ndarray = np.maximum.reduce(
             [
                 now
-                + self._fan_s(s, need.push_bytes, group)
-                + self._at_servers(group, need.server_update_s, need.update_join_s, noise)
+                + self._fan_s(s, push.push_bytes, group)
+                + self._at_servers(group, push.server_update_s, push.update_join_s, noise)
                 for group in self.groups
             ]
         )
