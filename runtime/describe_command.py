@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from persia_sim.base.command_line import Unset, help_of, read_options
+from persia_sim.base.command_line import Unset, read_options
 from persia_sim.base.files import toml_document
 from persia_sim.base.popularity import exponent, grown
 from persia_sim.base.rules import printable, require
@@ -60,10 +60,9 @@ class Describe(Checked):
 
 def describe(arguments: list[str]) -> None:
     """Print the file; what it leaves out is a comment in it."""
-    if {"-h", "--help"} & set(arguments):
-        print(help_of(Describe, "persia-runtime describe"))
-        return
     own, others = _apart(arguments)
+    if {"-h", "--help"} & set(arguments):
+        own = ["--help"]
     asked = read_options(Describe, own, "persia-runtime describe")
     config = read_train(others).run
     from runtime.engines.open import source_of
