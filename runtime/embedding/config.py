@@ -23,7 +23,6 @@ from runtime.data.ids import VALUE_BITS
 
 _DECAYS = ReadBy(lambda schedule: schedule.decay != "none", "a decay")
 _ENDS = ReadBy(lambda schedule: schedule.decay in ("linear", "cosine"), "decay linear or cosine")
-_FALLS = ReadBy(lambda schedule: schedule.decay == "step", "decay step")
 
 
 class _CheckedByReaders(Checked):
@@ -42,16 +41,13 @@ class Schedule(_CheckedByReaders):
 
     warmup_steps: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Steps of the rise from 0 to 1, >= 0."""
-    decay: Literal["none", "linear", "cosine", "step", "inverse_sqrt"] = "none"
-    """Down to ``floor`` over ``decay_steps`` after the warm-up; step: times ``step_factor`` after
-    every ``decay_steps``; inverse_sqrt: as sqrt(decay_steps / (decay_steps + steps after the
-    warm-up)), for ever."""
+    decay: Literal["none", "linear", "cosine", "inverse_sqrt"] = "none"
+    """Down to ``floor`` over ``decay_steps`` after the warm-up; inverse_sqrt: as sqrt(decay_steps /
+    (decay_steps + steps after the warm-up)), for ever."""
     decay_steps: Annotated[Positive, _DECAYS] = 10_000
-    """Length of the decay, or of each stair, in steps, >= 1."""
+    """Length of the decay, in steps, >= 1."""
     floor: Annotated[float, Within(0, 1), _ENDS] = 0.0
     """The factor at the end of a linear or cosine decay, in [0, 1]."""
-    step_factor: Annotated[float, Within(0, 1), _FALLS] = 0.1
-    """What each fall of the decay `step` multiplies the rate by, in [0, 1]."""
 
     def factor(self, step: int) -> float:
         """The factor at a step, counted from 1.
@@ -67,8 +63,6 @@ class Schedule(_CheckedByReaders):
             return 1.0 - (1.0 - self.floor) * share
         if self.decay == "cosine":
             return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * share))
-        if self.decay == "step":
-            return float(self.step_factor ** (after // self.decay_steps))
         if self.decay == "inverse_sqrt":
             return math.sqrt(self.decay_steps / (self.decay_steps + after))
         return 1.0

@@ -100,7 +100,7 @@ def test_schedule_decay_clipping_and_dropout_are_the_same_in_every_mode(mode, ex
 @pytest.mark.law4
 def test_a_schedule_goes_by_samples_in_modes_without_a_common_step(mode, match):
     """At the end of the same samples, the rate of every optimiser is that of sync."""
-    fall = replace(TUNED, schedule=Schedule(decay="step", decay_steps=6, step_factor=0.0))
+    fall = replace(TUNED, schedule=Schedule(decay="linear", decay_steps=6))
     source = ArraySource(24 * 12)
     weights = {}
     for steps in (4, 6, 12):

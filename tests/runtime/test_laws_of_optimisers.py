@@ -38,7 +38,6 @@ def torchs_schedule(schedule, optimizer):
             optimizer, steps, eta_min=schedule.floor * optimizer.defaults["lr"]
         ),
         "linear": lambda: lr_scheduler.LinearLR(optimizer, 1.0, schedule.floor, steps),
-        "step": lambda: lr_scheduler.StepLR(optimizer, steps, schedule.step_factor),
     }[schedule.decay]()
     if not warm:
         return fall
@@ -118,10 +117,8 @@ def test_sync_with_one_rank_equals_plain_pytorch(optimizer, dtype):
     [
         Schedule(warmup_steps=5, decay="cosine", decay_steps=30, floor=0.1),
         Schedule(warmup_steps=3, decay="linear", decay_steps=20, floor=0.05),
-        Schedule(warmup_steps=4, decay="step", decay_steps=7, step_factor=0.6),
         Schedule(decay="cosine", decay_steps=30, floor=0.1),
         Schedule(decay="linear", decay_steps=20, floor=0.05),
-        Schedule(decay="step", decay_steps=7, step_factor=0.6),
     ],
     ids=lambda s: f"{s.decay} behind {s.warmup_steps}",
 )

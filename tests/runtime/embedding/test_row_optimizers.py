@@ -97,7 +97,5 @@ def test_factors_of_the_rate_by_hand():
         assert cosine.factor(step) == pytest.approx(factor)
     linear = Schedule(decay="linear", decay_steps=10)
     assert [linear.factor(step) for step in (1, 6, 11, 21)] == [1.0, 0.5, 0.0, 0.0]
-    stairs = Schedule(warmup_steps=1, decay="step", decay_steps=3, step_factor=0.5)
-    assert [stairs.factor(step) for step in (1, 3, 4, 7)] == [1.0, 1.0, 0.5, 0.25]
     root = Schedule(decay="inverse_sqrt", decay_steps=100)
     assert root.factor(301) == pytest.approx(math.sqrt(1 / 4))
