@@ -1,7 +1,7 @@
 """The embedding worker: looks rows up, pools them to vectors, scatters gradients back to rows.
 
-A batch at the worker is a ticket (its `Handle`): distinct ids, the rows as they were read, and
-where they lie. The dense side knows vectors only. Pooling does not depend on whose rows the ticket
+A batch at the worker is a `Handle`: distinct ids, the rows as they were read, and
+where they lie. The dense side knows vectors only. Pooling does not depend on whose rows the handle
 holds: those of the servers, or, in lookahead `forwarded`, the worker's own copies on lease.
 
 A prefetch then brings rows with their optimiser state. Until the window has passed them, the copies
@@ -67,36 +67,36 @@ class EmbeddingWorker:
         for name in _NOTICED:
             setattr(self, name, noticed[name])
 
-    def pool(self, ticket: Handle, allocate: Allocate | None = None) -> FieldVectors:
-        """The fields' vectors from the ticket's rows, where ``allocate`` wants them."""
+    def pool(self, handle: Handle, allocate: Allocate | None = None) -> FieldVectors:
+        """The fields' vectors from the handle's rows, where ``allocate`` wants them."""
         if not self._live_row_seen:
-            self._live_row_seen = bool(ticket.values.flat.any())
+            self._live_row_seen = bool(handle.values.flat.any())
         where = {} if allocate is None else {"allocate": allocate}
-        rows = ticket.values
-        if self.store.half and ticket.rank != ALL:  # an evaluation reads rows as they are
-            rows = rows.of(rounded(rows.flat, ticket.plans.row_sizes()))
-        return self._pooling.forward(ticket.batch, ticket.plans, rows, **where)
+        rows = handle.values
+        if self.store.half and handle.rank != ALL:  # an evaluation reads rows as they are
+            rows = rows.of(rounded(rows.flat, handle.plans.row_sizes()))
+        return self._pooling.forward(handle.batch, handle.plans, rows, **where)
 
-    def scatter(self, ticket: Handle, gradients: VectorGradients | None) -> ByTable:
-        """Gradients of the ticket's rows, duplicates summed; None is of a batch without samples.
+    def scatter(self, handle: Handle, gradients: VectorGradients | None) -> ByTable:
+        """Gradients of the handle's rows, duplicates summed; None is of a batch without samples.
 
         Raises `RowOverflowError` when a sum leaves the range of its numbers.
         """
         if gradients is None:
-            return ticket.values.of(np.zeros_like(ticket.values.flat))
+            return handle.values.of(np.zeros_like(handle.values.flat))
 
         # Sum the vectors' gradients onto distinct rows, once they have come from the device.
         with gradients.held:
             gradients.arrived()
             rows = self._pooling.backward(
-                ticket.batch, ticket.plans, gradients.vectors, ticket.gradients
+                handle.batch, handle.plans, gradients.vectors, handle.gradients
             )
 
         # Take the loss scale out, and round as the rows are rounded on their way.
         if gradients.factor != 1.0:
             rows = rows.of((rows.flat * gradients.factor).astype(rows.flat.dtype))
         if self.store.half:
-            rounded(rows.flat, ticket.plans.row_sizes(), out=rows.flat)
+            rounded(rows.flat, handle.plans.row_sizes(), out=rows.flat)
 
         # Notice whether rows learn at all, and refuse what no number can hold.
         if not self.row_gradient_seen:
@@ -105,20 +105,20 @@ class EmbeddingWorker:
             total = float(rows.flat.sum())
         if not (math.isfinite(total) or np.isfinite(rows.flat).all()):
             raise RowOverflowError(
-                f"the gradient of a row, summed over its occurrences at rank {ticket.rank}, step"
-                f" {ticket.step}, is not finite; lower --model.lr or --rows.optimizer.lr"
+                f"the gradient of a row, summed over its occurrences at rank {handle.rank}, step"
+                f" {handle.step}, is not finite; lower --model.lr or --rows.optimizer.lr"
             )
         return rows
 
-    def give_back(self, ticket: Handle, gradients: VectorGradients | None) -> None:
+    def give_back(self, handle: Handle, gradients: VectorGradients | None) -> None:
         """Scatter the gradients and give every server its rows' part."""
-        self.store.give((ticket, self.scatter(ticket, gradients)))
+        self.store.give((handle, self.scatter(handle, gradients)))
 
-    def give_up(self, ticket: Handle, gradients: VectorGradients | None) -> None:
-        """Close the ticket's step at every server without its gradients."""
+    def give_up(self, handle: Handle, gradients: VectorGradients | None) -> None:
+        """Close the handle's step at every server without its gradients."""
         if gradients is not None:
             gradients.held.close()
-        self.store.give((ticket, None))
+        self.store.give((handle, None))
 
     def has_live_rows(self) -> bool:
         """Whether any row was ever seen with a value other than zero.

@@ -155,13 +155,13 @@ def evaluate(
     counts = []
     distances = np.zeros(len(layout.dense))
     first: Batch | None = None
-    with _evaluating(model), closing(worker.store.peek_all(held_out)) as tickets:
-        for ticket in tickets:
-            batch = ticket.batch
+    with _evaluating(model), closing(worker.store.peek_all(held_out)) as handles:
+        for handle in handles:
+            batch = handle.batch
             first = batch if first is None else first
             distances += np.abs(batch.dense).sum(0, dtype=np.float64)
-            counts.append(_ids_and_rows(ticket, len(layout.fields)))
-            predicted = learner.predict(model, batch, worker.pool(ticket))
+            counts.append(_ids_and_rows(handle, len(layout.fields)))
+            predicted = learner.predict(model, batch, worker.pool(handle))
             scored.append((predicted, batch.labels, layout.groups(batch)))
 
     # All samples in one array a column; weights stand behind the labels.
@@ -223,9 +223,9 @@ def by_its_batch(
     with (
         _evaluating(model),
         torch.random.fork_rng(),
-        closing(worker.store.peek_all(parts)) as tickets,
+        closing(worker.store.peek_all(parts)) as handles,
     ):
-        apart = [learner.predict(model, t.batch, worker.pool(t)) for t in tickets]
+        apart = [learner.predict(model, t.batch, worker.pool(t)) for t in handles]
     if predictions is None:
         predictions, *apart = apart
     precision = learner.config.engine.precision
@@ -261,15 +261,15 @@ def refuse_trained_on(
     )
 
 
-def _ids_and_rows(ticket: Handle, fields: int) -> np.ndarray:
+def _ids_and_rows(handle: Handle, fields: int) -> np.ndarray:
     """int64 [F, 2]: of each field, the ids of a batch, and how many of them have a row; zeros where
     the rows are in other processes, which do not say where they lie."""
-    batch = ticket.batch
-    if ticket.slots is None:
+    batch = handle.batch
+    if handle.slots is None:
         return np.zeros((fields, 2), np.int64)
     has_row = np.zeros(len(batch.ids), bool)
-    for name, plan in ticket.plans.items():
-        there = (ticket.slots[name] != ABSENT)[plan.inverse]
+    for name, plan in handle.plans.items():
+        there = (handle.slots[name] != ABSENT)[plan.inverse]
         if count := len(has_row[plan.occurrences]):  # of a hash stack, all rows of an id
             has_row[plan.occurrences] = there.reshape(count, -1).all(1)
     field = batch.field_of_ids()

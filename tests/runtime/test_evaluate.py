@@ -284,7 +284,7 @@ class Healthy:
         for batch in batches:
             yield Handle(0, 0, batch, None, None)  # as from server processes
 
-    def pool(self, ticket):
+    def pool(self, handle):
         return None
 
     def has_live_rows(self):

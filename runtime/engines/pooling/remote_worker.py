@@ -45,7 +45,7 @@ _NO_ROWS = BatchPlan(
 
 
 @dataclass(slots=True)
-class Ticket(Handle):
+class RemoteHandle(Handle):
     """A batch whose rows are at a worker; here are its vectors."""
 
     vectors: FieldVectors | None = None
@@ -146,9 +146,9 @@ class RemoteWorkerStore(RemoteStore):
         workers.on_closed = lambda rank, step, worker: call_living(closed, rank, step)
         workers.rejoin = lambda worker: call_living(rejoin, worker) or 0
 
-    def begin(self, rank: int, step: int, batch: Batch) -> Ticket:
+    def begin(self, rank: int, step: int, batch: Batch) -> RemoteHandle:
         """Duplicates are merged at the worker."""
-        return Ticket(rank, step, batch, _NO_ROWS, ByTable(np.zeros(0), _NO_ROWS, wide=True))
+        return RemoteHandle(rank, step, batch, _NO_ROWS, ByTable(np.zeros(0), _NO_ROWS, wide=True))
 
     def ask(self, handle: Handle) -> None:
         """Send off what `look_up` waits for."""
@@ -172,11 +172,11 @@ class RemoteWorkerStore(RemoteStore):
         _, vectors = self._workers.request("lookups", handle.rank, method, step=handle.step)
         self._take(handle, vectors)
 
-    def push(self, ticket: Handle, *, lost: bool, factor: float = 1.0, **vectors: Any) -> None:
+    def push(self, handle: Handle, *, lost: bool, factor: float = 1.0, **vectors: Any) -> None:
         """Give the worker the vectors' gradients; without any the batch had no samples. Of a worker
         that has died the push is closed already."""
-        rank = ticket.rank
-        step = ticket.step
+        rank = handle.rank
+        step = handle.step
         arguments = {"rank": rank, "step": step, "lost": lost, "factor": factor, **vectors}
         while True:
             worker = self._workers.of(rank)
@@ -301,7 +301,7 @@ class RemoteWorkerStore(RemoteStore):
 
     def _take(self, handle: Handle, vectors: Mapping[str, Any]) -> None:
         """Give a batch its vectors; with them comes what a worker has to report."""
-        assert isinstance(handle, Ticket)
+        assert isinstance(handle, RemoteHandle)
         arrays = dict(vectors)
         for text in arrays.pop("reports"):
             self._report(text)
@@ -325,12 +325,12 @@ class RemoteWorker(EmbeddingWorker):
 
     store: RemoteWorkerStore
 
-    def pool(self, ticket: Handle, allocate: Allocate | None = None) -> FieldVectors:
+    def pool(self, handle: Handle, allocate: Allocate | None = None) -> FieldVectors:
         """The fields' vectors, where ``allocate`` wants them."""
-        if not isinstance(ticket, Ticket):
-            return super().pool(ticket, allocate)
-        vectors = ticket.vectors
-        ticket.vectors = None
+        if not isinstance(handle, RemoteHandle):
+            return super().pool(handle, allocate)
+        vectors = handle.vectors
+        handle.vectors = None
         assert vectors is not None
         if not self._live_row_seen:
             self._live_row_seen = bool(vectors.pooled.any()) or _has_nonzero(vectors.sequences)
@@ -339,23 +339,23 @@ class RemoteWorker(EmbeddingWorker):
         moved = {name: _moved(a, allocate) for name, a in vectors.sequences.items()}
         return FieldVectors(_moved(vectors.pooled, allocate), moved, vectors.masks)
 
-    def give_back(self, ticket: Handle, gradients: VectorGradients | None) -> None:
+    def give_back(self, handle: Handle, gradients: VectorGradients | None) -> None:
         """Give the worker the gradients."""
         if gradients is None:
-            return self.store.push(ticket, lost=False)
+            return self.store.push(handle, lost=False)
         with gradients.held:
             gradients.arrived()
             vectors = gradients.vectors
             if not self.row_gradient_seen:
                 has_sequences = _has_nonzero(vectors.sequences)
                 self.row_gradient_seen = bool(vectors.pooled.any()) or has_sequences
-            self.store.push(ticket, lost=False, factor=gradients.factor, **vectors.named())
+            self.store.push(handle, lost=False, factor=gradients.factor, **vectors.named())
 
-    def give_up(self, ticket: Handle, gradients: VectorGradients | None) -> None:
-        """Have the worker close the ticket's step without its gradients."""
+    def give_up(self, handle: Handle, gradients: VectorGradients | None) -> None:
+        """Have the worker close the handle's step without its gradients."""
         if gradients is not None:
             gradients.held.close()
-        self.store.push(ticket, lost=True)
+        self.store.push(handle, lost=True)
 
 
 def _has_nonzero(arrays: Mapping[str, np.ndarray]) -> bool:

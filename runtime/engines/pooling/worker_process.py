@@ -73,7 +73,7 @@ class WorkerService(WorkerCalls):
         self._worker = EmbeddingWorker(self._store)
 
         # To its ranks it is what a server is.
-        self._tickets: dict[tuple[int, int], Handle] = {}
+        self._handles: dict[tuple[int, int], Handle] = {}
         self._closed: Counter[tuple[int, int]] = Counter()  # counted by one thread
         self._pushes: dict[int, Channel] = {}
         self._reports: list[str] = []
@@ -177,42 +177,42 @@ class WorkerService(WorkerCalls):
     ) -> Callable[[], Payload]:
         """Ask the servers for the rows of a batch; what awaits them, and gives its vectors."""
         nothing = np.zeros((samples, 0), np.float32)  # what else a sample has is the rank's
-        ticket = self._store.begin(rank, step, Batch(ids, offsets, nothing, nothing))
-        self._tickets[rank, step] = ticket
+        handle = self._store.begin(rank, step, Batch(ids, offsets, nothing, nothing))
+        self._handles[rank, step] = handle
         ask = self._store.ask_ahead if ahead else self._store.ask
-        ask(ticket)
+        ask(handle)
 
         def looked_up() -> Payload:
             if ahead:
-                self._store.look_up_ahead(ticket)
+                self._store.look_up_ahead(handle)
                 return {}
-            self._store.look_up(ticket)
-            return self._vectors(ticket)
+            self._store.look_up(handle)
+            return self._vectors(handle)
 
         return looked_up
 
     def bring_up_to_date(self, rank: int, step: int) -> Payload:
         """The vectors of a batch that was prefetched."""
-        ticket = self._tickets[rank, step]
-        self._store.bring_up_to_date(ticket)
-        return self._vectors(ticket)
+        handle = self._handles[rank, step]
+        self._store.bring_up_to_date(handle)
+        return self._vectors(handle)
 
-    def _vectors(self, ticket: Handle) -> Payload:
+    def _vectors(self, handle: Handle) -> Payload:
         """The pooled vectors, and what a rank that has its worker inside would know."""
         reports = self._reports
         self._reports = []
         waits = list(self._store.waited_s.items())
-        waited = [[shard, seconds] for (rank, shard), seconds in waits if rank == ticket.rank]
-        return {"reports": reports, "waited": waited} | self._worker.pool(ticket).named()
+        waited = [[shard, seconds] for (rank, shard), seconds in waits if rank == handle.rank]
+        return {"reports": reports, "waited": waited} | self._worker.pool(handle).named()
 
     def push(self, rank: int, step: int, lost: bool, factor: float, **vectors: Any) -> None:
         """Push the gradients to the servers, or close the step without them (``lost``); no vectors:
         there were no samples."""
-        ticket = self._tickets.pop((rank, step))
+        handle = self._handles.pop((rank, step))
         if lost:
-            return self._worker.give_up(ticket, None)
+            return self._worker.give_up(handle, None)
         gradients = VectorGradients(FieldVectors.of_named(vectors), factor) if vectors else None
-        self._worker.give_back(ticket, gradients)
+        self._worker.give_back(handle, gradients)
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has so many steps and no more."""
@@ -242,7 +242,7 @@ class WorkerService(WorkerCalls):
                 if role in RANK_ROLES:  # calls of a run that was stopped end first
                     thread.submit(bool).result()
         self._stop = Stop()
-        self._tickets.clear()
+        self._handles.clear()
         self._closed.clear()
         self._store.forget(self._stop)
 

@@ -32,11 +32,11 @@ def test_two_calls_make_a_step_as_in_the_reference(monkeypatch):
             ids = np.arange(step, step + 6, dtype=np.uint64)
             offsets = np.array([0, 1, 3, 3, 6])
             batch = Batch(ids, offsets, np.zeros((2, 0)), np.zeros((2, 1)))
-            ticket = worker.store.begin(0, step, batch)
-            store.look_up(ticket)
-            vectors = worker.pool(ticket)
+            handle = worker.store.begin(0, step, batch)
+            store.look_up(handle)
+            vectors = worker.pool(handle)
             slopes = FieldVectors(np.ones_like(vectors.pooled), {}, {})
-            worker.give_back(ticket, VectorGradients(slopes))
+            worker.give_back(handle, VectorGradients(slopes))
             results.append(vectors.pooled.tobytes())
         results += [a.tobytes() for a in store.export()["rows"]]
     half = len(results) // 2

@@ -144,10 +144,10 @@ def test_gradients_of_a_row_that_overflow_at_a_worker_end_the_run_with_its_sente
     """Each is finite; their sum over a row's occurrences is not."""
     give_back = row_processes.RemoteWorker.give_back
 
-    def huge(worker, ticket, gradients):
+    def huge(worker, handle, gradients):
         for array in (gradients.vectors.pooled, *gradients.vectors.sequences.values()):
             array[...] = np.finfo(np.float32).max
-        give_back(worker, ticket, gradients)
+        give_back(worker, handle, gradients)
 
     monkeypatch.setattr(row_processes.RemoteWorker, "give_back", huge)
     chosen = config(mode=Mode.HYBRID, ranks=3, **APART)
@@ -287,13 +287,13 @@ def test_a_lookup_that_waits_for_its_window_is_asked_again_and_served_once(monke
         batch = next(iter(source.chunks("train")))
 
         def read(rank: int, step: int) -> Handle:
-            ticket = store.begin(rank, step, batch)
-            store.look_up(ticket)
-            return ticket
+            handle = store.begin(rank, step, batch)
+            store.look_up(handle)
+            return handle
 
         def train(rank: int, steps: Sequence[int]) -> None:
-            for ticket in [read(rank, step) for step in steps]:
-                store.push(ticket, lost=False)
+            for handle in [read(rank, step) for step in steps]:
+                store.push(handle, lost=False)
 
         held = [read(0, step) for step in range(4)]
         store.push(held[0], lost=False)
@@ -303,8 +303,8 @@ def test_a_lookup_that_waits_for_its_window_is_asked_again_and_served_once(monke
         os.kill(store._workers.pids[0], signal.SIGKILL)
         until(lambda: found.told)
         assert "and 4 pushes of ranks 0, 1, 2 are lost with it" in found.told[0]
-        for ticket in held[1:4]:
-            store.push(ticket, lost=False)
+        for handle in held[1:4]:
+            store.push(handle, lost=False)
         train(1, range(4))
         assert waits.is_alive(), "rank 2 has not pushed yet"
         train(2, range(4))
@@ -329,8 +329,8 @@ def test_the_worker_that_comes_back_knows_who_has_no_more_steps(monkeypatch):
 
         def train(rank: int, steps: int) -> None:
             for step in range(steps):
-                store.look_up(ticket := store.begin(rank, step, batch))
-                store.push(ticket, lost=False)
+                store.look_up(handle := store.begin(rank, step, batch))
+                store.push(handle, lost=False)
             store.finish(rank, steps)
 
         train(0, 2)

@@ -381,12 +381,12 @@ def test_rows_of_hundreds_of_tables_go_on_lease():
 def test_gradients_are_scattered_where_the_servers_read_them():
     with served(ServerRules(tau=0)) as found:
         worker = EmbeddingWorker(found.store)
-        ticket = worker.store.begin(0, 0, batch_of(7, 7, 8))
-        found.store.look_up(ticket)
+        handle = worker.store.begin(0, 0, batch_of(7, 7, 8))
+        found.store.look_up(handle)
         slopes = FieldVectors(np.array([[1, 2], [3, 4], [5, 6]], np.float32), {}, {})
-        rows = worker.scatter(ticket, VectorGradients(slopes))["rows"]
-        assert np.shares_memory(rows, ticket.gradients["rows"])
-        found.store.give((ticket, {"rows": rows}))
+        rows = worker.scatter(handle, VectorGradients(slopes))["rows"]
+        assert np.shares_memory(rows, handle.gradients["rows"])
+        found.store.give((handle, {"rows": rows}))
         found.store.drain()
         assert found.store.export()["rows"][1].tolist() == [[-4.0, -6.0], [-5.0, -6.0]]
 
