@@ -97,7 +97,8 @@ def test_tables_of_two_kinds_are_added_by_hand():
 
 
 def test_a_file_says_tables_and_is_written_as_it_is_read(tmp_path):
-    for work in (*workloads().values(), parted(workloads()["kwai-video"], 2)):
+    two = parted(replace(workloads()["kwai-video"], rows=88e6), 2)
+    for work in (*workloads().values(), two):
         path = tmp_path / "work.toml"
         path.write_text(workload_text(work))
         assert read_workload(path) == work
