@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from persia_sim.base.facts import Facts, column, on_screen
 from persia_sim.base.rules import counted
+from persia_sim.base.staleness import StalenessSummary
 from persia_sim.base.vocabulary import Mode
 from runtime.run.folder import plain
 
@@ -120,8 +121,15 @@ def _staleness(summary: Summary) -> Facts:
     if late.mean_steps is None:
         return [("staleness", _UNKNOWN)]
     whose = "" if Mode(summary["mode"]).has_barrier else " of the rank's own"  # W times the updates
+    told = [("staleness", _missed(late, whose))]
+    if (fresh := summary.get("staleness_of_fresh_tables")) is not None:
+        told.append(("of fresh tables", _missed(fresh)))
+    return told
+
+
+def _missed(late: StalenessSummary, whose: str = "") -> str:
     mean = f"{late.mean_steps:.2f} steps{whose} on average"
-    return [("staleness", f"{mean}; no lookup missed more than {late.max_steps}")]
+    return f"{mean}; no lookup missed more than {late.max_steps}"
 
 
 _UNKNOWN = "not known: the order of the servers' reads and writes is not here"

@@ -323,6 +323,7 @@ def summarize_run(
     every = means.values_per_point * figures.updates_per_loss
 
     # The figures, in the words of the docs.
+    fresh = outcome.staleness_of_fresh_tables
     return {
         "mode": str(config.sync.mode),
         "tau": outcome.trace.meta["tau"],
@@ -339,6 +340,7 @@ def summarize_run(
         "best_checkpoint": best(folder, config.checkpoint.keep_best),
         "training_loss": LossCurve(updates_per_point=every, points=tuple(means.points)),
         "staleness": outcome.staleness,
+        **({"staleness_of_fresh_tables": fresh} if fresh else {}),
         "bound_by": outcome.bound_by,
         "row_staleness_histogram": outcome.store.row_staleness.tolist(),
         "warnings": outcome.warnings,

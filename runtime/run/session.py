@@ -88,6 +88,9 @@ class Outcome:
     trace: Trace
     """Empty when the run was not to keep it."""
     staleness: StalenessSummary
+    """Of the tables that are not named fresh."""
+    staleness_of_fresh_tables: StalenessSummary | None
+    """None where no table is, or its order was not kept."""
     store: EmbeddingStore
     model: nn.Module
     spans: SpanRecorder
@@ -328,6 +331,7 @@ def _outcome(
         curve=curve,
         trace=trace,
         staleness=training.staleness(trace),
+        staleness_of_fresh_tables=training.staleness_of_fresh_tables(trace),
         store=parts.store,
         model=model,
         spans=spans,

@@ -357,8 +357,14 @@ class Training:
         """Seconds of training, over any number of resumes."""
         return self.history.wall_s + time.perf_counter() - self._began_s
 
+    def staleness_of_fresh_tables(self, trace: Trace) -> StalenessSummary | None:
+        """That of the tables named fresh; None where there are none, or no order was kept."""
+        recorded = self.parts.recorder.keeps and self.is_whole
+        return summary_of(trace.of_fresh_tables()) if self._rules.fresh and recorded else None
+
     def staleness(self, trace: Trace) -> StalenessSummary:
-        """Staleness of the whole run; ``trace`` is its order, where it was recorded.
+        """Staleness of the whole run, of its late tables; ``trace`` is its order, where it was
+        recorded.
 
         None where nobody knows it: servers that are processes count none themselves, and
         one that has died has taken what it had recorded with it.

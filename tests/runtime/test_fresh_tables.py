@@ -54,6 +54,7 @@ def run_by(engine, settings, source=SOURCE, **others):
     return run(settings, source, order=order)
 
 
+@pytest.mark.law19
 @pytest.mark.parametrize("engine", ORDERS)
 @pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.RAW_HYBRID])
 @pytest.mark.parametrize("merges", [True, False])
@@ -66,6 +67,7 @@ def test_all_tables_fresh_give_the_bytes_of_lookahead_and_sync(engine, mode, mer
         assert_same_bytes(run(config(mode=exact, ranks=2, shards=2, rows=rows), SOURCE), fresh)
 
 
+@pytest.mark.law19
 @pytest.mark.parametrize("engine", ORDERS)
 @pytest.mark.parametrize("merges", [True, False])
 def test_one_table_fresh_is_neither_sync_nor_hybrid(engine, merges):
@@ -118,6 +120,7 @@ def test_the_order_of_a_step_is_lookups_update_fresh_push_late_push(merges):
     assert [event[:3] for event in recorded] == [event[:3] for event in known]
 
 
+@pytest.mark.law19
 @pytest.mark.parametrize("merges", [True, False])
 def test_fresh_tables_miss_nothing_and_late_ones_tau_updates(merges):
     world = run(hybrid(fresh=("item",), merge_pushes=merges), SOURCE)
@@ -130,6 +133,14 @@ def test_fresh_tables_miss_nothing_and_late_ones_tau_updates(merges):
         assert server.row_staleness[1:].any() and not server.fresh.row_staleness[1:].any()
         assert server.fresh.row_staleness[0] and server.fresh.updates == 13
         assert server.updates == (13 if merges else 26)
+
+
+def test_a_run_tells_how_late_late_and_fresh_tables_were():
+    outcome = train(hybrid(fresh=("item",)), SOURCE)
+    assert outcome.staleness.max_steps == 3
+    assert outcome.staleness_of_fresh_tables.max_steps == 0
+    assert outcome.staleness_of_fresh_tables.mean_pushes == 0
+    assert train(hybrid(), SOURCE).staleness_of_fresh_tables is None
 
 
 def test_delay_compensation_acts_on_late_tables_alone():
@@ -161,6 +172,7 @@ def test_a_field_means_its_table_and_a_name_that_the_data_lack_is_refused():
 SLOW_PUSHES = {"merged": {}, "on arrival": {"merge_pushes": False}, "permits": {"permits": 2}}
 
 
+@pytest.mark.law19
 @pytest.mark.parametrize("name", SLOW_PUSHES)
 @pytest.mark.parametrize("latency_s", [0.0, 0.003])
 def test_a_run_of_threads_replays_to_its_bytes_and_reads_its_fresh_tables_exactly(
@@ -182,6 +194,7 @@ def test_a_run_of_threads_replays_to_its_bytes_and_reads_its_fresh_tables_exactl
         assert server.row_staleness[1:].any() and not server.fresh.row_staleness[1:].any()
 
 
+@pytest.mark.law19
 @pytest.mark.parametrize("limits", [{}, {"capacity": Capacity(rows=20)}])
 def test_threads_with_all_tables_fresh_give_the_bytes_of_sync(limits):
     rows = replace(config().rows, admission=Admission(kind="frequency", sightings=2), **limits)
