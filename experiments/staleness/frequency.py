@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from persia_sim.base.vocabulary import ENDLESS
 from persia_sim.theory import convergence as alpha
 from runtime.data.batch import Batch
 from runtime.data.ids import VALUE_BITS
@@ -20,7 +21,7 @@ _LEVELS_OF_A_FIELD = (0.5, 0.9, 0.99, 1.0)
 def first_samples(source: Source, part: Part, samples: int | None) -> Batch:
     """The first samples of a part as one batch; None: all."""
     parts = []
-    left = 2**62 if samples is None else samples
+    left = ENDLESS if samples is None else samples
     for chunk in source.chunks(part):
         parts.append(chunk.rows(0, min(left, chunk.size)))
         left -= chunk.size

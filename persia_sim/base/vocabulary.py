@@ -16,6 +16,9 @@ DEFAULT_LOOKUPS_IN_FLIGHT = 10
 DEFAULT_AVERAGE_EVERY_S = 0.5
 """Seconds between two averagings of async_averaging (source: the original)."""
 
+ENDLESS = 2**62
+"""More steps or samples than there are, where a number has no bound; fits into an int64."""
+
 
 class Stage(StrEnum):
     """What a rank does with one batch, in this order; async adds the last three."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from persia_sim.base.vocabulary import (
     ALL,
     COMMON_STEP,
+    ENDLESS,
     FRESH_TABLES,
     OWN_STEPS,
     Event,
@@ -26,8 +27,6 @@ from persia_sim.base.vocabulary import (
     Mode,
     refuse_unless_carried,
 )
-
-_ENDLESS = 2**62
 
 
 def steps_to_close(step: int, tau: int) -> int:
@@ -114,12 +113,12 @@ class Watermarks:
     def _move(self, rank: int) -> None:
         """Count the leading steps that every rank has closed, or does not have."""
         ranks = len(self._closed)
-        if rank not in self._through and self.closed_steps(rank) == _ENDLESS:
+        if rank not in self._through and self.closed_steps(rank) == ENDLESS:
             self._through.add(rank)
             insort(self._ends, self._closed[rank])
         if len(self._ends) == ranks:
-            self._by_all = _ENDLESS
-        while self._by_all < _ENDLESS:
+            self._by_all = ENDLESS
+        while self._by_all < ENDLESS:
             without = bisect_right(self._ends, self._by_all) if self._ends else 0
             if self._passed.get(self._by_all, 0) + without < ranks:
                 return
@@ -131,7 +130,7 @@ class Watermarks:
         if rank is None:
             return self._by_all
         steps = self._steps[rank]
-        return _ENDLESS if steps is not None and self._closed[rank] >= steps else self._closed[rank]
+        return ENDLESS if steps is not None and self._closed[rank] >= steps else self._closed[rank]
 
     def may_start(self, rank: int, step: int, tau: int | None, per_rank: bool = False) -> bool:
         """Whether the lookup of (rank, step) lies inside the window."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from persia_sim.base.schema import nearest
+from persia_sim.base.vocabulary import ENDLESS
 from runtime.data.errors import (
     DataError,
     OpenQuotes,
@@ -164,7 +165,7 @@ class TableFile:
                 is_empty = False
                 self._last = int(numbers[-1]) + 1
                 yield Rows(table=batch, numbers=numbers, path=self.path)
-        self._last = 2**62  # all of them
+        self._last = ENDLESS
         if is_empty:
             raise no_rows(self.path)
 
@@ -218,7 +219,7 @@ class TableFile:
                     yield Rows(table=batch, numbers=numbers, path=self.path)
         except (pa.ArrowException, OSError) as error:
             raise self._text_error(error, first, lines_before) from error
-        self._last = 2**62  # all of them
+        self._last = ENDLESS
         if first == 1 and counts:
             raise self._other_columns(len(all_names), counts)
         if first == 1:

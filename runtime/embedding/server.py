@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from persia_sim.base.trace import ALL, Kind, TraceRecorder
-from persia_sim.base.vocabulary import OF_FRESH
+from persia_sim.base.vocabulary import ENDLESS, OF_FRESH
 from persia_sim.base.window import Watermarks
 from runtime.embedding.batch_rows import (
     STALENESS_BINS,
@@ -264,7 +264,7 @@ class EmbeddingServer:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
         with self.lock:
             self._marks.finish(rank, steps)
-            self._served[rank] = 2**62
+            self._served[rank] = ENDLESS
             if self.fresh is not None:
                 self.fresh.finish(rank, steps)
             self.lock.notify_all()

@@ -20,6 +20,7 @@ import torch
 
 from persia_sim.base.vocabulary import (
     COMMON_STEP,
+    ENDLESS,
     FRESH_TABLES,
     OWN_STEPS,
     refuse_unless_carried,
@@ -259,7 +260,7 @@ class Pipe(Generic[T]):
     hide latency (law 15). Every wait ends when the run stops.
     """
 
-    def __init__(self, name: str, capacity: int, stop: Stop, most_delayed: int = 2**62) -> None:
+    def __init__(self, name: str, capacity: int, stop: Stop, most_delayed: int = ENDLESS) -> None:
         """``most_delayed``: so many items, at most, may have been put and not arrived."""
         self._name = name
         self._capacity = capacity

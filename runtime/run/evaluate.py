@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from persia_sim.base.vocabulary import ENDLESS
 from runtime.checkpoint.lineage import Overlap, TrainedOn
 from runtime.checkpoint.whole import Checkpoint
 from runtime.config import EngineConfig
@@ -102,7 +103,7 @@ class HeldOut:
 
     def _stream(self) -> Iterator[Batch]:
         # In large batches, up to the rows that are asked for.
-        left = self.rows if self.rows is not None else 2**62
+        left = self.rows if self.rows is not None else ENDLESS
         tasks = len(self.source.layout.tasks)
         is_empty = weighs_nothing = True
         for batch in rebatch(self.source.chunks(self.part), _EVALUATION_BATCH):
