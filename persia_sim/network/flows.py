@@ -167,6 +167,8 @@ def _all_idle(calendars: Sequence[Calendar], from_s: float) -> tuple[float, floa
         from_s = start
 
 
+Connection = tuple[tuple[int, ...], Role]
+"""What carries its messages in order: a path, and whose they are."""
 Kind = tuple[float, float, tuple[int, ...]]
 """What flows of one rate have in common: weight, bound, and numbers of the tight links crossed."""
 
@@ -189,6 +191,7 @@ class Flow:
     seen: int = 0  # by which of the solutions it was met last
     hub: Hub | None = None  # where it drains with all others, instead of at a rate
     known_kind: Kind | None = None  # None where a link of its path has become tight
+    connection: Connection | None = None  # whose next message begins when it ends
 
     @property
     def kind(self) -> Kind:

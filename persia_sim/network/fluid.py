@@ -10,7 +10,7 @@ from math import inf
 import simpy
 
 from persia_sim.network.fair_shares import SAME, FairShares, Share
-from persia_sim.network.flows import Flow, Hub, LinkState, Network, Role
+from persia_sim.network.flows import Connection, Flow, Hub, LinkState, Network, Role
 
 HUB_FLOWS = 30
 """Flows on one link from which on it may become a hub: with 1,000, a run of 1,024 GPUs takes 2.3
@@ -51,6 +51,19 @@ class Fluid(Network):
         role: Role | None = None,
     ) -> simpy.Event:
         """Fires when the flow has drained."""
+        done = simpy.Event(self._env)
+        self._begin(path, size_bytes, streams, done)
+        return done
+
+    def _begin(
+        self,
+        path: tuple[int, ...],
+        size_bytes: float,
+        streams: float,
+        done: simpy.Event,
+        connection: Connection | None = None,
+    ) -> None:
+        """Let a message become a flow."""
         # A flow is never faster than its streams, nor than its slowest link.
         bound = self._stream * streams
         links = []
@@ -62,8 +75,7 @@ class Fluid(Network):
                 bound = link.capacity
 
         # It is free where no link of its path would be asked for more than it has.
-        done = simpy.Event(self._env)
-        flow = Flow(links, size_bytes, streams, bound, done, self._env.now)
+        flow = Flow(links, size_bytes, streams, bound, done, self._env.now, connection=connection)
         free = True
         for link in links:
             link.flows[flow] = None
@@ -84,7 +96,6 @@ class Fluid(Network):
                 # Messages sent at one instant are shared out together, after the last of them.
                 self._flush_due = True
                 self._env.timeout(0).callbacks.append(self._flush)
-        return done
 
     def _set_rates(self, shares: Iterable[Share]) -> None:
         """Let flows be so fast from now on."""
@@ -254,10 +265,6 @@ class Fluid(Network):
         flow.done.succeed()
 
 
-Waiting = tuple[tuple[int, ...], float, float, simpy.Event]
-"""A message of a connection, and the event that fires when it has arrived."""
-
-
 class InOrder(Fluid):
     """Max-min fair sharing among connections, each of which carries its messages in order."""
 
@@ -269,7 +276,8 @@ class InOrder(Fluid):
         hub_flows: int = HUB_FLOWS,
     ) -> None:
         super().__init__(env, capacities, stream, hub_flows)
-        self._lines: dict[tuple[tuple[int, ...], Role], deque[Waiting]] = {}
+        self._waiting: dict[Connection, deque[tuple[float, float, simpy.Event]]] = {}
+        """Bytes, streams and end of those behind the one that a connection carries now."""
 
     def send(
         self,
@@ -281,20 +289,26 @@ class InOrder(Fluid):
         """Fires when the messages before it on its connection have drained, and it has."""
         if role is None:
             return super().send(path, size_bytes, streams)
-        line = self._lines.setdefault((path, role), deque())
+        connection = (path, role)
         done = simpy.Event(self._env)
-        line.append((path, size_bytes, streams, done))
-        if len(line) == 1:
-            self._begin(line)
+        waiting = self._waiting.get(connection)
+        if waiting is None:
+            self._waiting[connection] = deque()
+            self._begin(path, size_bytes, streams, done, connection)
+        else:
+            waiting.append((size_bytes, streams, done))
         return done
 
-    def _begin(self, line: deque[Waiting]) -> None:
-        path, size_bytes, streams, done = line[0]
+    def _end(self, flow: Flow, freed: dict[LinkState, None]) -> None:
+        super()._end(flow, freed)
+        connection = flow.connection
+        if connection is None:
+            return
 
-        def over(_: simpy.Event) -> None:
-            line.popleft()
-            if line:
-                self._begin(line)
-            done.succeed()
-
-        super().send(path, size_bytes, streams).callbacks.append(over)
+        # The next one begins at this instant, so that both changes are shared out together.
+        waiting = self._waiting[connection]
+        if waiting:
+            size_bytes, streams, done = waiting.popleft()
+            self._begin(connection[0], size_bytes, streams, done, connection)
+        else:
+            del self._waiting[connection]

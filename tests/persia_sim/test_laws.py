@@ -253,7 +253,13 @@ def test_with_queues_a_larger_bound_can_be_slower():
     assert three > two * 1.02
 
 
-WORKER_NICS = {"cluster": "h100-host", "workload": "kwai-video", "mode": Mode.HYBRID, "steps": 300}
+WORKER_NICS = {
+    "cluster": "h100-host",
+    "workload": "kwai-video",
+    "workers": 8,
+    "mode": Mode.HYBRID,
+    "steps": 300,
+}
 """With two server hosts their NICs bind, from five on those of the worker hosts."""
 
 

@@ -141,7 +141,7 @@ def test_a_name_from_a_file_leaves_the_document_one(tmp_path, monkeypatch, capsy
 
 def test_a_rate_far_below_what_the_nics_allow_says_so_beside_that_of_another_discipline():
     options = {"cluster": "h100-host", "workload": "kwai-video", "mode": "hybrid", "tau": 16}
-    each = Options(**options, servers=8, steps=150, discipline=Discipline.FLUID_EACH)
+    each = Options(**options, servers=8, workers=8, steps=150, discipline=Discipline.FLUID_EACH)
     line = next(line for line in run(each).splitlines() if "shared otherwise" in line)
     assert "% below what the NICs allow; as fluid it is 1.0" in line
     assert "shared otherwise" not in run(replace(each, discipline=Discipline.FLUID))
