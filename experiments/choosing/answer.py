@@ -6,18 +6,19 @@ rounded up. A budget decides how much of the log is trained, and with how many s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from experiments.choosing.batch import Cell, Plan, planned, samples_for
-from experiments.choosing.decision import LOOKS, Decision, Entry, decide
+from experiments.choosing.decision import LOOKS, Decision
 from experiments.choosing.speeds import (
     HALF_WIDTH,
     MOST_STEPS,
@@ -28,94 +29,24 @@ from experiments.choosing.speeds import (
     on_front,
     simulated,
 )
+from experiments.choosing.training import MOST_CELLS, Budget, Log, Training, log_of
 from experiments.deriving import derive_workload
-from experiments.gaps import Run, curve_records, finished, gap_over_seeds
+from experiments.gaps import curve_records
 from experiments.line_search import first_task, write_config
 from experiments.option_values import typed_values
-from experiments.points import Line, Point, points_of
+from experiments.points import Line
 from experiments.result_cache import ResultCache
 from experiments.statistics import Interval
-from experiments.study_file import read_study
-from experiments.sweeping import START_S, Speed, measured_speed, run_points
 from experiments.tables import Column, leave, table
 from experiments.targets import target_lines
 from persia_sim.base.files import atomic_write
-from persia_sim.base.rules import Refused, counted
+from persia_sim.base.rules import counted
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.memory import lasting
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import workload_text
 from persia_sim.report import sweep
 from persia_sim.report.ranges import Range
-from runtime.config import TrainConfig
-from runtime.data.source import Provenance
-
-MOST_CELLS = 4
-"""Late cells that are trained beside sync."""
-SNAPSHOTS = 5
-"""Evaluations along a run, for the way to sync's AUC."""
-EVALUATING = 1 / 3
-"""Seconds to evaluate a sample over those to train it: a forward pass of three parts."""
-FIRST_LOOK = 0.5
-"""Share of the time for training that two seeds of all cells may take."""
-SECOND_BATCH = 4
-"""The mode that is advised is trained at a batch so many times as large, too."""
-LEAST_S = 5.0
-"""Seconds of training that a budget is taken to hold at least."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
-    """What is trained on, and how."""
-
-    config: TrainConfig
-    """Sync on the whole log, as options and files have it."""
-    facts: Provenance
-    speed: Speed
-
-    @property
-    def samples(self) -> int:
-        """Of the training part."""
-        return self.facts.train_rows or self.speed.train_rows or 0
-
-    @property
-    def test_rows(self) -> int:
-        """Of the part that judges."""
-        all_rows = self.facts.test_rows or 0
-        return min(all_rows, self.config.evaluation.test_rows or all_rows)
-
-    def run_s(self, samples: int) -> float:
-        """Seconds of one run, its start and its evaluations among them."""
-        judged = (1 + SNAPSHOTS) * EVALUATING * self.test_rows
-        return START_S + (samples + judged) / self.speed.samples_per_s
-
-
-@dataclass(slots=True)
-class Budget:
-    """The minutes of a whole call."""
-
-    total_s: float
-    began_s: float
-    jobs: int
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that are left."""
-        return self.total_s - (time.monotonic() - self.began_s)
-
-    def holds(self, runs: int, log: Log, samples: int) -> bool:
-        """Whether so many runs end in time."""
-        return self.wall_s(runs, log, samples) <= self.left_s
-
-    def wall_s(self, runs: int, log: Log, samples: int) -> float:
-        """Seconds that so many runs take, as many at a time as may."""
-        return math.ceil(runs / self.jobs) * log.run_s(samples)
-
-    def first_look_samples(self, log: Log) -> float:
-        """Samples that all runs of the first look may train together."""
-        for_training_s = FIRST_LOOK * max(LEAST_S, self.left_s) * self.jobs
-        runs = 2 * (1 + MOST_CELLS)
-        return max(0.0, for_training_s - runs * log.run_s(0)) * log.speed.samples_per_s
 
 
 def answered(options: Any) -> list[dict[str, Any]]:
@@ -140,7 +71,7 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
     budget = Budget(60 * options.minutes, time.monotonic(), options.jobs)
 
     # The log and the model, counted; the modes that are worth asking about.
-    log = _log_of(options)
+    log = log_of(options)
     workload = _workload_of(options, log)
     chosen = candidates(
         options.cluster or "gcp-100t", workload, rows_of(workload), options.hosts == "given"
@@ -160,11 +91,16 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
     trained = Training(options=options, log=log, plan=plan, budget=budget)
     decision = trained.until_decided(front)
     second = trained.at_second_batch(front, decision)
+    if options.shuffled:
+        trained.train(plan.cells, LOOKS[0], shuffled=True)
 
     # All of it as a table, a sentence and files.
     rows = rows_of_table(front, trained, options)
     print(f"\n{heading(log, plan, front)}\n")
-    print(table(rows, columns_of(plan, options.target)))
+    columns = columns_of(plan, options.target)
+    if options.shuffled:
+        columns["gap shuffled [1e-3]"] = _shuffled_cell
+    print(table(rows, columns))
     for line in notes(log, plan, trained, dropped):
         print(line)
     advice = advised(front, decision, trained, second, options)
@@ -175,49 +111,6 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
 
 
 # The log, the workload, and the plan.
-
-
-def _log_of(options: Any) -> Log:
-    from runtime.engines.open import source_of  # late: a second
-
-    typed = typed_values(options.set)
-    for name, values in typed.items():
-        if len(values) > 1:
-            raise Refused("set", f"gives {name} {len(values)} values; which-mode takes one of each")
-    (line,) = _lines(options, [], {}).values()
-    source = source_of(line.config)
-    facts = source.provenance()
-    speed = measured_speed(replace(line.config, batch=typed.get("batch", [128])[0]))
-    log = Log(config=line.config, facts=facts, speed=speed)
-    print(facts)
-    if words := without_time_order(log):
-        print(words)
-    return log
-
-
-def without_time_order(log: Log) -> str:
-    """What is not known of a log whose order is not that of time, in a sentence; "" elsewhere."""
-    split = log.facts.schema.get("split", {})
-    drawn = not log.facts.schema or split.get("random_seed") is not None
-    if not drawn and not log.config.data.shuffle:
-        return ""
-    return (
-        "its samples are not in time order: late rows cost most where young ids come in bursts, and"
-        " of that nothing is known here; the gaps are those of shuffled samples"
-    )
-
-
-def _lines(options: Any, cells: Iterable[Cell], over: Mapping[str, Any]) -> dict[Cell, Line]:
-    """A line of training for sync and for each late cell; ``over``: options over all others."""
-    exact = Cell(rows_late=0, dense_late=0)
-    lines: list[dict[str, Any]] = [{"name": exact.name, "sync.mode": "sync"}]
-    for cell in cells:
-        late = {"sync.tau": cell.rows_late, "sync.dense_lag": cell.dense_late}
-        lines.append({"name": cell.name, "sync.mode": "hybrid", **late})
-    typed = typed_values(options.set)
-    typed = {"data.name": [options.data]} | typed | {k: [v] for k, v in over.items()}
-    study = read_study({"versus": exact.name, "line": lines}, options.config, typed)
-    return dict(zip([exact, *cells], study.lines, strict=True))
 
 
 def _workload_of(options: Any, log: Log) -> str:
@@ -258,6 +151,8 @@ def _say_plan(options: Any, budget: Budget, log: Log, chosen: Sequence[Candidate
     plan = planned(cells, log.samples, scenario.batch, budget.first_look_samples(log), MOST_CELLS)
     runs = 2 * (1 + len(plan.cells))
     train_s = budget.wall_s(runs, log, plan.samples)
+    if options.shuffled:
+        print(f"--shuffled trains {runs} runs more, about {_time(train_s)} beside the budget")
     print(
         f"plan: {len(chosen)} simulations, about {_time(simulate_s)}; {runs} runs of"
         f" {plan.samples:,} samples, about {_time(train_s)}; further seeds and a second batch in"
@@ -286,9 +181,8 @@ def _plan_of(options: Any, budget: Budget, log: Log, front: Sequence[Simulated])
     cells = [one.cell for one in front]
     batch = int(front[0].row["batch"])
     told = ResultCache(options.out / "plan.jsonl")
-    label = json.dumps(
-        [log.facts.digest, options.minutes, batch, [c.name for c in cells], list(options.set)]
-    )
+    asked = [log.facts.digest, repr(log.config), options.minutes, batch, [c.name for c in cells]]
+    label = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
     if label in told:
         most = float(told[label])
     else:
@@ -306,110 +200,6 @@ def _plan_of(options: Any, budget: Budget, log: Log, front: Sequence[Simulated])
     return replace(plan, batch=typed["batch"][0]) if "batch" in typed else plan
 
 
-# What is trained.
-
-
-@dataclass(slots=True)
-class Training:
-    """The runs of a plan, and their gaps."""
-
-    options: Any
-    log: Log
-    plan: Plan
-    budget: Budget
-
-    def lines(self, batch: int) -> dict[Cell, Line]:
-        """Sync and every cell of the plan, on its window, at a batch."""
-        window = self.plan.samples
-        updates = max(1, window // batch)
-        over: dict[str, Any] = {
-            "batch": batch,
-            "data.skip_rows": max(0, self.log.samples - window),
-            "evaluation.evaluate_every_steps": max(1, updates // SNAPSHOTS),
-        }
-        return _lines(self.options, self.plan.cells, over)
-
-    def train(self, cells: Iterable[Cell], seeds: int, batch: int | None = None) -> None:
-        """Train sync and cells, as far as it is not done."""
-        lines = self.lines(batch or self.plan.batch)
-        asked = [lines[cell] for cell in dict.fromkeys([*lines][:1] + list(cells))]
-        points = [point for of_line in points_of(asked, seeds) for point in of_line]
-        run_points(points, self.options.out, self.options.jobs, self.plan.samples)
-
-    def runs(self, cell: Cell, batch: int | None = None) -> list[Run]:
-        """Those that are done."""
-        line = self.lines(batch or self.plan.batch)[cell]
-        return finished(self._points(line), self.options.out)
-
-    def _points(self, line: Line) -> list[Point]:
-        return points_of([line], LOOKS[-1])[0]
-
-    def gap(self, cell: Cell, batch: int | None = None) -> Interval | None:
-        """Test AUC minus sync's, over the seeds that both have; None of what is not trained."""
-        if cell.is_exact or cell not in self.plan.cells:
-            return None
-        sync = self.runs(Cell(rows_late=0, dense_late=0), batch)
-        late = self.runs(cell, batch)
-        if not late or not sync:
-            return None
-        return gap_over_seeds(late, sync, first_task(late[0]), self.options.out)
-
-    def entries(self, front: Sequence[Simulated]) -> list[Entry]:
-        """The modes as the decision takes them."""
-        gaps = {one.cell: self.gap(one.cell) for one in front}
-        return [
-            Entry(
-                name=one.candidate.label,
-                gain=one.gain,
-                gap=gaps[one.cell],
-                trained=one.cell.is_exact or gaps[one.cell] is not None,
-            )
-            for one in front
-        ]
-
-    def until_decided(self, front: Sequence[Simulated]) -> Decision:
-        """Two seeds of every cell; then more of the two that the decision lies between, while they
-        may tell and the budget holds them."""
-        comparisons = len(self.plan.cells)
-        self.train(self.plan.cells, LOOKS[0])
-        by_name = {one.candidate.label: one.cell for one in front}
-        while True:
-            decision = decide(self.entries(front), 1e-3 * self.options.tolerance, comparisons)
-            if decision.binds != "seeds" or decision.seeds > LOOKS[-1]:
-                return decision
-
-            # The next look at the two; their seeds so far are kept.
-            between = {by_name[name] for name in (decision.best, decision.rival)}
-            late = [cell for cell in between if not cell.is_exact]
-            now = self.seeds_of(by_name[decision.rival])
-            look = next(look for look in LOOKS if look > now)
-            runs = (look - now) * (1 + len(late))
-            if not self.budget.holds(runs + 4, self.log, self.plan.samples):
-                return decision
-            self.train(late, look)
-
-    def seeds_of(self, cell: Cell) -> int:
-        """Paired seeds that a cell has."""
-        gap = self.gap(cell)
-        return 0 if gap is None else gap.n
-
-    def at_second_batch(
-        self, front: Sequence[Simulated], decision: Decision
-    ) -> tuple[int, Interval] | None:
-        """The gap of the mode that is best at a batch four times as large; None where its rows are
-        exact, where the cluster's own batch is trained, or where the budget does not hold it."""
-        cell = next(one.cell for one in front if one.candidate.label == decision.best)
-        batch = SECOND_BATCH * self.plan.batch
-        of_cluster = int(front[0].row["batch"])
-        if cell.is_exact or self.plan.batch >= of_cluster or batch > self.plan.samples // 2:
-            return None
-        if not self.budget.holds(4, self.log, self.plan.samples) and not self.gap(cell, batch):
-            return None
-        self.train([cell], LOOKS[0], batch)
-        gap = self.gap(cell, batch)
-        return None if gap is None else (batch, gap)
-
-
 # The answer.
 
 
@@ -425,6 +215,7 @@ def rows_of_table(
         gap = gap if gap is not None else Interval(math.nan, math.nan, 0)
         if one.cell.is_exact:
             gap = Interval(0.0, 0.0, 0)
+        shuffled = trained.gap(one.cell, shuffled=True) if options.shuffled else None
         way = reached.get(one.candidate.label, {})
         hours = way.get("seconds", math.nan) / 3600
         point = one.candidate.point
@@ -447,6 +238,8 @@ def rows_of_table(
                 "gap_half_width_95": gap.half_width,
                 "seeds_error": gap.seeds_error,
                 "rows_error": gap.rows_error,
+                "gap_shuffled": math.nan if shuffled is None else shuffled.mean,
+                "gap_shuffled_half_width_95": math.nan if shuffled is None else shuffled.half_width,
                 "hours_to_target": hours,
                 "usd_to_target": hours * one.usd_per_hour,
                 "reached": way.get("reached", math.nan),
@@ -546,6 +339,12 @@ def _gap_cell(row: Mapping[str, Any]) -> str:
     dense = f"/{row['dense_late']}" if row["dense_late"] else ""
     gap = f"{1e3 * row['gap']:+.1f} ± {1e3 * row['gap_half_width_95']:.1f}"
     return f"{gap} at {row['rows_late']}{dense}"
+
+
+def _shuffled_cell(row: Mapping[str, Any]) -> str:
+    """The gap where the training samples of sync and of the mode come shuffled."""
+    mean, half = row["gap_shuffled"], row["gap_shuffled_half_width_95"]
+    return "-" if math.isnan(mean) else f"{1e3 * mean:+.1f} ± {1e3 * half:.1f}"
 
 
 def notes(log: Log, plan: Plan, trained: Training, dropped: Sequence[str]) -> list[str]:

@@ -85,6 +85,8 @@ class Options(Parallel):
     """Minutes that all of it may take; a longer log is cut to its last window."""
     tolerance: Annotated[float, Within(0, 1000), WITH_DATA] = 1.0
     """Thousandths of AUC that a mode may lose and still be as good."""
+    shuffled: Annotated[bool, WITH_DATA] = False
+    """Train sync and every late mode on shuffled samples, too: what the order costs."""
     write_workload: Annotated[Path | None, WITH_DATA] = None
     """File for the counted workload; else workload.toml in the folder of the results."""
     json: Annotated[bool, WITH_DATA] = False

@@ -241,8 +241,11 @@ def test_the_answer_for_a_log_and_a_cluster_is_a_table_a_sentence_and_a_file_tha
     assert sorted(p.stat().st_mtime_ns for p in tmp_path.glob("*/summary.json")) == runs
 
 
-def test_json_is_one_document_with_the_advice(tmp_path, capsys):
-    asked(tmp_path, json=True)
+def test_json_is_one_document_with_the_advice_and_gaps_of_shuffled_samples(tmp_path, capsys):
+    found = asked(tmp_path, json=True, shuffled=True)
+    late = found[(found.rows_late > 0) & found.gap.notna()]
+    assert late.gap_shuffled.notna().all()
+    assert (late.gap_shuffled != late.gap).all()
     document = json.loads(capsys.readouterr().out)
     assert document["advice"]
     assert {"mode", "samples_per_s", "gap"} <= set(document["modes"][0])
