@@ -316,7 +316,7 @@ def without_range(block: str) -> None:
                 assert all(re.fullmatch(_RANGED, each) for each in cell.split(" / ")), row
 
     # Sentences: what stands before "times".
-    prose = " ".join(line for line in block.splitlines() if not line.startswith("|"))
+    prose = " ".join(line.strip() for line in block.splitlines() if not line.startswith("|"))
     for match in re.finditer(r"(\S+) times (?:as|the|less)\b", prose):
         before = prose[: match.end(1)]
         assert re.search(rf"(?:{_RANGED})$", before), before[-80:]
