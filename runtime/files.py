@@ -30,6 +30,7 @@ from persia_sim.base.files import (
     parsed,
     read_document,
     read_regular,
+    refuse_bomb,
     refuse_loss,
 )
 from persia_sim.base.schema import parse
@@ -105,7 +106,7 @@ def _opened(file: Path) -> Iterator[io.BufferedReader]:
         with open_regular(file) as content:
             yield content
     except OSError as error:
-        raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
+        raise BrokenFileError(f"{file} cannot be read: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +220,13 @@ def read_dense(file: Path, digest: str) -> Any:
     """What `write_dense` wrote, on the CPU; raises `BrokenFileError` for any other content."""
     import torch
 
-    # The bytes that were hashed are the bytes that are read.
+    # The bytes that were hashed are the bytes that are read; torch unpacks what is packed in them.
     with _opened(file) as opened:
         content = opened.read()
+    try:
+        refuse_bomb(file, content)
+    except ValueError as error:
+        raise BrokenFileError(str(error)) from None
     _check(file, _blake2b(content).hexdigest(), digest)
 
     # Weights alone: torch would run code that lies in a pickle.
@@ -271,7 +276,7 @@ def read_sealed(
             f"{file.parent} holds no checkpoint: there is no {file.name}"
         ) from None
     except OSError as error:
-        raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
+        raise BrokenFileError(f"{file} cannot be read: {error.strerror or error}") from None
     except BrokenFileError:
         raise
     except ValueError as error:

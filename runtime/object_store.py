@@ -238,6 +238,8 @@ class Store:
             except StoreError as error:
                 raise StoreError(f"{failure}: {error}") from error
             except Exception as error:  # each store has kinds of its own
+                if self._is_of_this_host and getattr(error, "errno", None) is not None:
+                    raise OSError(f"{failure}: {error}") from error  # the disk's own answer stays
                 is_late = time.monotonic() - began_s > REQUESTS_IN_ALL * request_limit_s()
                 if tried == TRIES or is_late or _given_up:
                     times = f"tried {tried} times" if tried > 1 else "tried once"
@@ -245,6 +247,11 @@ class Store:
                     raise StoreError(f"{failure}, {times}: {why}") from error
             time.sleep(pause_before(tried))
         raise AssertionError
+
+    @property
+    def _is_of_this_host(self) -> bool:
+        """Whether the URL is a folder of this machine's file system."""
+        return self.url.startswith(("file:", "local:"))
 
     def _answered(self, call: Callable[[Any], T]) -> T:
         """What the call returns or raises; it is left to itself, with a `StoreError`, when the

@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import date
-from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
+from io import BufferedReader, BufferedWriter, BytesIO, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 from zipfile import BadZipFile, ZipFile
@@ -204,15 +204,15 @@ _MOST_PACKED = 100
 """Times that numbers which a run has written are larger unpacked; zeros are a thousand times."""
 
 
-def refuse_bomb(path: Path) -> None:
+def refuse_bomb(path: Path, content: bytes | None = None) -> None:
     """Raise ValueError for a zip archive that unpacks to gigabytes though it is small; whatever is
-    no archive is left to who reads it."""
+    no archive is left to who reads it. ``content``: what was read of the file already."""
     try:
-        with ZipFile(path) as archive:
+        with ZipFile(path if content is None else BytesIO(content)) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
     except BadZipFile:
         return
-    times = unpacked / path.stat().st_size
+    times = unpacked / (path.stat().st_size if content is None else len(content))
     if unpacked > MOST_UNPACKED_BYTES and times > _MOST_PACKED:
         raise ValueError(
             f"{path} unpacks to {unpacked:,} bytes, {times:.0f} times its own: no run writes such a"

@@ -366,9 +366,9 @@ def read_predictions(folder: Path) -> Predictions | None:
     # Read it as bytes first: what numpy reads lazily could change meanwhile.
     file = folder / PREDICTIONS
     try:
-        content = io.BytesIO(read_regular(file))
-        refuse_bomb(file)
-        with np.load(content, allow_pickle=False) as arrays:
+        content = read_regular(file)
+        refuse_bomb(file, content)
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             groups = arrays.get("groups")
             weights = arrays.get("weights")
             result = Predictions(arrays["labels"], arrays["predictions"], groups, weights)

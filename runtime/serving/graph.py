@@ -116,7 +116,7 @@ def read_bounded(file: Path) -> bytes:
                 raise BrokenFileError(f"{file} has {size:,} bytes, more than {MOST_BYTES:,}")
             return opened.read()
     except OSError as error:
-        raise BrokenFileError(f"{file} cannot be read: {error.strerror}") from None
+        raise BrokenFileError(f"{file} cannot be read: {error.strerror or error}") from None
 
 
 # Written.

@@ -84,6 +84,13 @@ def test_a_call_that_fails_is_tried_again_after_growing_pauses(faulty, pauses, t
     assert set(pauses) >= {1.0, 2.0, 4.0}
 
 
+def test_what_the_disk_of_this_host_answers_is_not_asked_again(pauses, tmp_path):
+    """A file of the system's may fail at its first byte; half a minute of retries helped nobody."""
+    with pytest.raises(OSError, match=r"^file:///proc/self/mem cannot be read: \[Errno 5\]"):
+        Store("file:///proc/self").get("mem", tmp_path / "here")
+    assert not pauses
+
+
 def test_a_store_that_stays_away_is_told_with_what_was_tried(faulty, pauses, tmp_path):
     faulty.fails_one_in = 1
     with pytest.raises(OSError, match=f"^memory://x/a cannot be written, tried {TRIES} times: the"):

@@ -7,15 +7,18 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
+import torch
 
 from persia_sim.base.trace import Kind, Trace
 from persia_sim.base.vocabulary import DEFAULT_TAU
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
+from runtime.files import BrokenFileError, digest_of, read_dense
 from runtime.run.folder import claimed, fresh_folder, read_command, read_predictions
 from runtime.run.record import run_into, unreached
 from tests.runtime.test_evaluate import auc_by_ranks, log_loss_by_torch
@@ -289,6 +292,20 @@ def test_predictions_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, monkeyp
     monkeypatch.setattr("persia_sim.base.files.MOST_UNPACKED_BYTES", 1 << 16)
     with pytest.raises(ValueError, match=r"predictions.npz unpacks to 900,\d+ bytes, \d+ times"):
         read_predictions(tmp_path)
+
+
+def test_a_dense_network_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path, monkeypatch):
+    """torch unpacks members of its archive that are packed, though it packs none."""
+    plain, packed = tmp_path / "plain.pt", tmp_path / "packed.pt"
+    state = {"model": {"w": torch.zeros(100_000)}, "optimizers": []}
+    torch.save(state, plain)
+    with ZipFile(plain) as archive, ZipFile(packed, "w", ZIP_DEFLATED) as out:
+        for name in archive.namelist():
+            out.writestr(name, archive.read(name))
+    assert read_dense(packed, digest_of(packed))["model"]["w"].shape == (100_000,)
+    monkeypatch.setattr("persia_sim.base.files.MOST_UNPACKED_BYTES", 1 << 16)
+    with pytest.raises(BrokenFileError, match=r"packed.pt unpacks to 40\d,\d+ bytes, \d+ times"):
+        read_dense(packed, digest_of(packed))
 
 
 @pytest.mark.parametrize(
