@@ -217,7 +217,7 @@ def export(arguments: Sequence[str]) -> None:
 
     # The samples on which what was written is tried.
     try:
-        rows = first_test_rows(trained)
+        rows = first_test_rows(trained, trust=options.trust)
     except (ValueError, OSError) as error:
         rows = None
         warn(f"the network is tried on made-up samples, for the test part cannot be read: {error}")

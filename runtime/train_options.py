@@ -18,7 +18,7 @@ from runtime.config import EngineConfig, TrainConfig, read_config
 from runtime.config.checkpoints import END
 from runtime.config.presets import PresetName, with_preset
 from runtime.config.train import HOST_PORT
-from runtime.models.imported import refuse_code_in, refuse_code_named_in
+from runtime.models.imported import refuse_code_in, refuse_code_named_in, refuse_urls_named_in
 from runtime.object_store import REQUEST_S, USUAL_REQUEST_S, url_of
 
 if TYPE_CHECKING:
@@ -170,6 +170,9 @@ def read_train(arguments: list[str], launch: Launcher | None = None) -> Train:
     # Code that somebody else may have written is not run unasked.
     if "model.name" not in options:
         _refuse_code_of_others(command, run.model.name)
+    given = command.config if command.resume in (None, AUTO) else command.resume
+    if "data.name" not in options and given is not None:
+        refuse_urls_named_in(given, run.data.name, trust=command.trust)
     if launch is not None:
         launch.refuse_other(run, command.folder)
 

@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from runtime.data.catalogue import downloads
+from runtime.data.schema import read_schema
+from runtime.object_store import url_of
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _OURS = tuple(_PROJECT / name for name in ("persia_sim", "runtime", "experiments", "paper_figs"))
@@ -123,6 +125,26 @@ def refuse_code_named_in(config: Path, name: str, *, trust: bool, remedy: str) -
     folder."""
     run = config.parent
     refuse_code_in(run if _is_result(run) else config, name, trust=trust, remedy=remedy)
+
+
+def refuse_urls_named_in(
+    given: Path, data: str, *, trust: bool, remedy: str = "add --trust, or name it by --data.name"
+) -> None:
+    """Raise ValueError where the data that a run, or a file of options, names are a schema that may
+    have come with it from somebody else (see `refuse_code_in`) and that names a URL: nobody here
+    has said that it shall be asked."""
+    if trust or not data.endswith(".toml") or not (file := Path(data).absolute()).is_file():
+        return
+    schema, _ = read_schema(file)
+    split = schema.split
+    joined = (join.file for join in schema.joins)
+    names = (schema.file, split.test_file, split.validation_file, *joined)
+    urls = [name for name in names if name is not None and url_of(name)]
+    if urls and _may_come_with(given, file):
+        raise ValueError(
+            f"{file} names the URL {urls[0]}, and lies beside {given} and may have come with it"
+            f" from somebody else: read it, and to ask for the URL {remedy}"
+        )
 
 
 def _may_come_with(given: Path, file: Path) -> bool:

@@ -29,7 +29,7 @@ from runtime.embedding.native.plan import Planner
 from runtime.embedding.native.store import NativeStore, open_table
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.files import BrokenFileError
-from runtime.models.imported import refuse_code_in
+from runtime.models.imported import refuse_code_in, refuse_urls_named_in
 from runtime.object_store import address_of
 from runtime.rank.learner import Learner
 from runtime.run.evaluate import HeldOut, evaluate, overlap_with, threads_of
@@ -103,10 +103,12 @@ def on_device(engine: EngineConfig, device: str) -> EngineConfig:
 _MOST_NAMED = 3
 
 
-def first_test_rows(trained: Trained, most: int = 1000) -> Batch:
+def first_test_rows(trained: Trained, most: int = 1000, *, trust: bool = False) -> Batch:
     """The first samples of the test part of the data that a model was trained on. Raises ValueError
-    or OSError where these are not here, or are of another kind by now."""
+    or OSError where these are not here, or are of another kind by now, and for a URL that nobody is
+    known to ``trust``."""
     data = trained.config.data
+    refuse_urls_named_in(run_of(trained.checkpoint.folder), data.name, trust=trust)
     source = open_source(data.name, data.dir, data.rows, data.skip_bad_rows)
     refuse_other_layout(trained.learner.layout, source.layout, data.name)
     return next(rebatch(iter(HeldOut(source, most)), most))
@@ -125,7 +127,7 @@ def evaluate_run(
     """The scores of each task, with what they are of; plain JSON values.
 
     Raises ValueError for a path without a checkpoint, for data of another kind, and as
-    `open_trained` for code that nobody is known to ``trust``.
+    `open_trained` for code, and URLs of data, that nobody is known to ``trust``.
     """
     # The data it was trained on, or other data of the same kind.
     trained = open_trained(find_checkpoint(path, on_warning), on_warning=on_warning, trust=trust)
@@ -133,6 +135,7 @@ def evaluate_run(
     trained_on = config.data
     skips = skip_bad_rows or trained_on.skip_bad_rows
     if data is None:
+        refuse_urls_named_in(run_of(trained.checkpoint.folder), trained_on.name, trust=trust)
         place = data_dir or trained_on.dir
         share = trained_on.validation_fraction
         source = open_source(
