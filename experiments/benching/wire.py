@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benching.questions import config_of
-from experiments.benching.slow_wire import slow_wire
 from experiments.benching.windows import Window, summarize
 from experiments.tables import aligned
+from experiments.validating.slow_wire import rows_behind, slow_wire
 from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig, SyncConfig, TrainConfig
 
@@ -130,23 +130,17 @@ class WireBesideLaw:
     def _step_s(self, case: WireCase) -> float:
         """Seconds a step of one short run, after its first third."""
         from persia_sim.base.staleness import staleness_in_steps
-        from runtime.engines.row_processes import RowProcesses, worker_of
+        from runtime.engines.open import assemble_for
         from runtime.engines.threads import ConcurrentRun
         from runtime.order.merge_recordings import merged_trace
         from runtime.rank.parts import assemble
 
         config = self._config(case)
         with slow_wire(case.round_trip_s / 2) as wire:
-
-            def open_rows(run: TrainConfig, layout: Any, tables: Any, _: Any, stop: Any) -> Any:
-                processes = RowProcesses(run, layout, tables)
-                addresses = processes.addresses
-                if case.round_trip_s:  # what the ranks talk to is far; a worker is near its servers
-                    addresses[-1] = wire.to(addresses[-1])
-                ranks = range(run.sync.ranks)
-                return worker_of(run, layout, tables, stop, addresses, ranks, processes)
-
-            parts = assemble(config, self._source, open_rows=open_rows)
+            if case.round_trip_s:
+                parts = assemble(config, self._source, open_rows=rows_behind(wire))
+            else:
+                parts = assemble_for(config, self._source)
             try:
                 parts.meter.start()
                 ConcurrentRun(parts).run()

@@ -46,6 +46,8 @@ class Case:
     """Latency of each lookup and of each push."""
     gbit_per_s: float = 0.0
     """Rate of the link to them; 0: as fast as this machine can."""
+    round_trip_s: float = 0.0
+    """Of a message to them and its answer, beside what these take at that rate."""
     half: bool = False
     """Rows and their gradients travel as float16 with a scale for each row."""
     permits: int | None = None
@@ -84,6 +86,7 @@ class Case:
             processes = "process" if self.servers == 1 else "processes"
             parts.append(f"{self.servers} server {processes}")
             parts.append(f"{self.gbit_per_s:g} Gbit/s" if self.gbit_per_s else "unshaped link")
+        parts += [f"a round trip of {1e3 * self.round_trip_s:g} ms"] if self.round_trip_s else []
         parts += ["in half"] if self.half else []
         return ", ".join(parts)
 
@@ -233,8 +236,9 @@ def weights_of(inputs: int, hidden: tuple[int, ...]) -> int:
 
 
 def apart(quick: bool) -> list[Case]:
-    """Modes at several rates of the link to one server of another host. A batch of 2,048 with rows
-    of 64 numbers moves some 2 MB each way: at the lowest rate it binds every mode."""
+    """Modes at several rates of the link to one server of another host, and over a long way. A
+    batch of 2,048 with rows of 64 numbers moves some 2 MB each way: at the lowest rate it binds
+    every mode."""
     # Large batches, whose bytes bind, and small ones, whose messages do.
     base = Case(batch=2048, dim=64, servers=1)
     late = [replace(base, window=1), base]
@@ -247,6 +251,7 @@ def apart(quick: bool) -> list[Case]:
     return [
         *(replace(case, gbit_per_s=rate) for case in (*modes, *late) for rate in (1.0, 2.5, 10.0)),
         *(replace(case, gbit_per_s=rate) for case in small for rate in (0.1, 1.0)),
+        *(replace(case, round_trip_s=0.03) for case in (*small, replace(small[1], window=16))),
         *(replace(case, gbit_per_s=1.0, ranks=2) for case in (modes[0], base)),
         *(replace(case, gbit_per_s=1.0, servers=2) for case in (modes[0], base)),
         *(replace(case, gbit_per_s=1.0, half=True) for case in (modes[0], base)),

@@ -17,6 +17,7 @@ import numpy as np
 from experiments.validating.cases import Case, held_by
 from experiments.validating.contention import Host, burdens, threads
 from experiments.validating.link import Apart
+from experiments.validating.slow_wire import Wire, rows_behind, slow_wire
 from experiments.validating.stages import (
     TERMS,
     Costs,
@@ -107,17 +108,28 @@ def _where(link: Apart | None) -> dict[str, Any]:
     return {"servers_at": [link.servers_at], "servers_secret": str(link.secret)} if link else {}
 
 
-def _assembled(case: Case, steps: int, where: dict[str, Any]) -> Parts:
+def _assembled(case: Case, steps: int, where: dict[str, Any], wire: Wire | None = None) -> Parts:
     import torch
 
     from runtime.engines.open import assemble_for
+    from runtime.rank.parts import assemble
 
     torch.set_num_threads(1)
     source: Any = _drawn(case.bag, steps * case.updates_per_step * case.batch)
-    return assemble_for(case.config(steps, **where), source)
+    config = case.config(steps, **where)
+    if wire is None:
+        return assemble_for(config, source)
+    return assemble(config, source, open_rows=rows_behind(wire))
 
 
 def _run_case(case: Case, steps: int, link: Apart | None) -> MeasuredRun:
+    if not case.round_trip_s:
+        return _run_over(None, case, steps, link)
+    with slow_wire(case.round_trip_s / 2) as wire:
+        return _run_over(wire, case, steps, link)
+
+
+def _run_over(wire: Wire | None, case: Case, steps: int, link: Apart | None) -> MeasuredRun:
     from runtime.engines.threads import ConcurrentRun
     from runtime.order.merge_recordings import merged_trace
 
@@ -128,7 +140,7 @@ def _run_case(case: Case, steps: int, link: Apart | None) -> MeasuredRun:
     controls = [link.control() if link else 1.0]
 
     # A run whose spans are timed, those of the rows' own work at the store.
-    parts = replace(_assembled(case, steps, _where(link)), spans=spans)
+    parts = replace(_assembled(case, steps, _where(link), wire), spans=spans)
     store: Any = parts.store
     if case.servers:
         parts.worker.store = TimedCalls(store, spans)  # type: ignore[assignment]

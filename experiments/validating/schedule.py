@@ -1,10 +1,11 @@
 """The simulator's schedule of a run on this host, and what threads that run side by side cost.
 
 Each rank has a thread that fetches (an embedding worker of one core; of two in lookahead, whose
-training thread pools), one that trains (the GPU) and one that scatters and pushes (the copy back,
-then the server, whose lock one thread holds at a time for each shard). Nothing is on a wire but an
-injected latency: rows that were read, and gradients before they are scattered, are as many bytes as
-the link, which nobody shares, takes that long for.
+training thread pools, and in sync, whose push is on its way when the next batch is loaded), one
+that trains (the GPU) and one that scatters and pushes (the copy back, then the server, whose lock
+one thread holds at a time for each shard). Nothing is on a wire but an injected latency: rows that
+were read, and gradients before they are scattered, are as many bytes as the link, which nobody
+shares, takes that long for.
 """
 
 from __future__ import annotations
@@ -180,12 +181,12 @@ def scenario_of(case: Case, steps: int) -> Scenario:
             embedding_workers=replace(
                 role,
                 processes_per_host=case.ranks,
-                cores_per_process=2 if case.mode.prefetches_rows else 1,
+                cores_per_process=1 if case.mode.reads_late_rows else 2,
             ),
             servers=replace(role, cores_per_process=1 if case.slow_s else case.shards),
             link=replace(
                 cluster.link,
-                latency_s=0.0,
+                latency_s=case.round_trip_s / 4,
                 header_efficiency=HEADER_EFFICIENCY if apart else 1.0,
             ),
         ),
@@ -205,6 +206,7 @@ def scenario_of(case: Case, steps: int) -> Scenario:
             lookups_in_flight=config.engine.lookups_in_flight if travels_far else 1,
             push_tasks=_BUFFER if apart else side_by_side,
             reserve=True,
+            at_servers=True,
             **buffers,
         ),
         permits=case.permits,
@@ -215,7 +217,8 @@ def scenario_of(case: Case, steps: int) -> Scenario:
 
 
 def need_of(case: Case, stages: Stages) -> Demand:
-    """The stages as service times; nothing travels but to servers of another host."""
+    """The stages as service times; nothing travels but to servers of another host. With the worker
+    in the rank's process the four messages of a lookup are the two of a round trip."""
     # What travels: an injected latency as bytes, or what the link's bucket leaves of each burst.
     scenario = scenario_of(case, 2)
     base = demand(scenario)
@@ -231,16 +234,18 @@ def need_of(case: Case, stages: Stages) -> Demand:
     def fetch(first_s: float, read: str, served: str, pool_s: float, asks: float = 0.0) -> Fetch:
         """A call to a server process: the rank's own work first. Else all of it is the server's."""
         # Where the server is a process, the rank and it share the stage.
-        rank_s = others * stages[read]
+        before_s = 0.0
+        behind_s = others * stages[read]
         read_s = (1 - others) * stages[read] + case.slow_s
         if stages.get(served):
-            rank_s = stages[read]
+            before_s = stages[read]
+            behind_s = 0.0
             read_s = stages[served]
         return Fetch(
-            worker_forward_s=first_s + rank_s,
+            worker_forward_s=first_s + before_s,
             request_bytes=asks,
             server_s=np.array([read_s]),
-            join_s=0.0,
+            join_s=behind_s,
             server_memory_bytes=0.0,
             rows_bytes=moved.rows_bytes,
             worker_pool_s=pool_s,
@@ -251,18 +256,22 @@ def need_of(case: Case, stages: Stages) -> Demand:
     # Lookahead pools after its refresh; a common dense update is the barrier's, not a rank's.
     ahead = case.mode.prefetches_rows
     pooled_s = 0.0 if ahead else stages["pool"]
+    # The one thread of sync pushes before it loads: side by side only with a server that is a
+    # process.
+    in_turn = case.mode.reads_fresh_rows and not case.servers
+    load_s = 0.0 if in_turn else stages["load"]
     shared = case.ranks > 1 and case.mode.has_barrier
     return replace(
         base,
         load_s=0.0,
         loader_bytes=0.0,
-        fetch=fetch(stages["load"], "read", "served", pooled_s, moved.request_bytes),
+        fetch=fetch(load_s, "read", "served", pooled_s, moved.request_bytes),
         refresh=fetch(0.0, "refresh", "renewed", stages["pool"]) if ahead else None,
         forward_s=stages["pull"] + stages["forward"],
         backward_s=stages["backward"] + stages["check"] + (0.0 if shared else stages["update"]),
         buckets=(),
         sync_overhead_s=stages["update"] if shared else 0.0,
-        copy_out_s=stages["scatter"] + others * stages["push"],
+        copy_out_s=stages["scatter"] + others * stages["push"] + stages["load"] - load_s,
         gradient_bytes=late_bytes,
         worker_scatter_s=0.0,
         push_bytes=moved.push_bytes,

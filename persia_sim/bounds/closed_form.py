@@ -41,6 +41,8 @@ class Latencies:
 
     load_s: float
     lookup_s: float
+    served_s: float
+    """The end of the lookup: from the window's opening, with the request at the servers."""
     copy_in_s: float
     refresh_s: float
     pull_s: float
@@ -77,13 +79,14 @@ CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
 """The modes whose life of a batch is known here."""
 
 
-def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch) -> float:
-    """One pass through worker and servers, without the copy to the GPU."""
+def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch, waits: bool = False) -> float:
+    """One pass through worker and servers, without the copy to the GPU; ``waits``: of a request
+    that waits at the servers until it may be served."""
     latency = scenario.cluster.link.latency_s
-    requested = latency + part.worker_forward_s * transfers.slower + latency
+    requested = 0.0 if waits else latency + part.worker_forward_s * transfers.slower + latency
     answered = max(
         requested
-        + transfers.fan_s(part.request_bytes, group)
+        + (0.0 if waits else transfers.fan_s(part.request_bytes, group))
         + (float(part.server_s[group.processes].max()) + part.join_s)
         + latency
         + transfers.fan_s(part.rows_bytes, group)
@@ -143,6 +146,7 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
     return Latencies(
         load_s=need.load_s + transfers.load_s() + transfers.input_s(),
         lookup_s=fetch_s(scenario, transfers, need.fetch),
+        served_s=fetch_s(scenario, transfers, need.fetch, waits=True),
         copy_in_s=need.fetch.copy_in_s,
         refresh_s=refresh,
         pull_s=pull,
@@ -209,9 +213,15 @@ def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[st
         "loaded batches": life.load_s / queues.dataset,
     }
 
-    # Cycles of the mode: its window, its permits, its refresh.
+    # Cycles of the mode: its window, its permits, its refresh. What waits at the servers is there
+    # when the window opens; where rows are fresh it has set off behind the last push.
     if scenario.steps_ahead is not None:
-        seconds["window"] = life.window_s / (scenario.steps_ahead + 1)
+        open_s = life.window_s
+        if scenario.waits_at_servers:
+            open_s += life.served_s - life.lookup_s
+        if scenario.asks_in_turn:
+            open_s = max(open_s, life.window_s - life.push_s)
+        seconds["window"] = open_s / (scenario.steps_ahead + 1)
     if scenario.permits is not None:
         seconds["permits"] = (life.window_s + life.answer_s) / scenario.permits
     if scenario.brings_up_to_date:

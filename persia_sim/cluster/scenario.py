@@ -79,8 +79,13 @@ class Queues:
     age while they wait for it: as in `runtime/`. Else, as in the original, it starts sooner and its
     batch waits where there is room."""
 
+    at_servers: bool = False
+    """A lookup is sent off before its window opens, in sync behind its rank's last push, and waits
+    at the servers, so that a push is not waited for at a rank: as in `runtime/`. Else, as in the
+    original, it starts when the window lets it."""
+
     def __post_init__(self) -> None:
-        for field in (name for name in self.__slots__ if name != "reserve"):
+        for field in (name for name in self.__slots__ if name not in ("reserve", "at_servers")):
             require(getattr(self, field) >= 1, f"queues.{field}", getattr(self, field), ">= 1")
 
 
@@ -265,6 +270,18 @@ class Scenario(Knobs):
         """How many steps a lookup may start before the pushes of the step before it are applied:
         the window, and ``ahead`` in lookahead, whose rows are brought up to date."""
         return (self.ahead or DEFAULT_AHEAD) if self.mode.prefetches_rows else self.window
+
+    @property
+    def waits_at_servers(self) -> bool:
+        """Whether a lookup waits for the window at the servers, where its request is by then; a
+        prefetch that is read again waits at its rank."""
+        kept = not self.mode.prefetches_rows or self.lookahead == "forwarded"
+        return self.queues.at_servers and kept
+
+    @property
+    def asks_in_turn(self) -> bool:
+        """Whether fresh rows are asked for behind the rank's last push, to wait at the servers."""
+        return self.queues.at_servers and self.mode.reads_fresh_rows
 
     @property
     def merges(self) -> bool:

@@ -48,35 +48,38 @@ class Leg(IntEnum):
     """The lookup: the worker has written its requests, and the first byte is on its way."""
     ARRIVED = 1
     """The last request is at its server."""
-    READ = 2
+    ADMITTED = 2
+    """The window has let in the last request, which waits for that at its server."""
+    READ = 3
     """The last server has read its rows."""
-    ANSWERED = 3
+    ANSWERED = 4
     """All rows are at the worker."""
-    POOLED = 4
+    POOLED = 5
     """The rows are pooled, and the first byte is on its way to the rank."""
-    ROWS = 5
+    ROWS = 6
     """The rows are on the rank's host."""
-    ASKED_AGAIN = 6
-    ARRIVED_AGAIN = 7
-    READ_AGAIN = 8
-    ANSWERED_AGAIN = 9
-    POOLED_AGAIN = 10
-    ROWS_AGAIN = 11
-    DENSE_SERVED = 12
+    ASKED_AGAIN = 7
+    ARRIVED_AGAIN = 8
+    ADMITTED_AGAIN = 9
+    READ_AGAIN = 10
+    ANSWERED_AGAIN = 11
+    POOLED_AGAIN = 12
+    ROWS_AGAIN = 13
+    DENSE_SERVED = 14
     """The home of the dense weights has read them (async)."""
-    AT_WORKER = 13
+    AT_WORKER = 15
     """The push: gradients are at the worker."""
-    SCATTERED = 14
+    SCATTERED = 16
     """The worker has written the pushes, and the first byte is on its way."""
-    AT_SERVERS = 15
+    AT_SERVERS = 17
     """The last push is at its server."""
-    FORWARDED = 16
+    FORWARDED = 18
     """Lookahead `forwarded`: its gradients are at the workers that hold the rows."""
-    DENSE_SENT = 17
+    DENSE_SENT = 19
     """The dense gradient is at the home of the dense weights (async)."""
-    DENSE_APPLIED = 18
-    FRESH_AT_WORKER = 19
+    DENSE_APPLIED = 20
+    FRESH_AT_WORKER = 21
     """The push of fresh tables, where others are late: as AT_WORKER and its like."""
-    FRESH_SCATTERED = 20
-    FRESH_AT_SERVERS = 21
-    FRESH_APPLIED = 22
+    FRESH_SCATTERED = 22
+    FRESH_AT_SERVERS = 23
+    FRESH_APPLIED = 24

@@ -38,6 +38,7 @@ class Rank:
         self.copied_in = 0  # copies to the GPU started
         self.on_gpu = 0
         self.trained = 0  # taken by the training loop
+        self.pushed = 0  # pushes that have set off
         self.returned = 0  # pushes known to be applied
 
         # Batches between two stages, and what stops the rank from computing.

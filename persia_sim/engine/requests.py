@@ -1,13 +1,13 @@
 """Requests of rows, through an embedding worker: lookups to the rank's host, pushes to the servers.
 
 Lookups start in step order; finished ones are handed on in step order, so a rank trains its steps
-in order.
+in order. They wait for their window before they start, or at the servers (`Queues.at_servers`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
@@ -38,10 +38,12 @@ def start_lookups(world: World, r: int) -> Process:
         while s >= rank.loaded:
             yield rank.wait(Waiter.LOOKUP, f"a loader to deliver step {s}")
 
-        # ... no further ahead than tau allows, ...
-        while not window.admits(r, s):
+        # ... no further ahead than tau allows, or behind the last push, ...
+        while not scenario.waits_at_servers and not window.admits(r, s):
             opens, rank.reasons[Waiter.LOOKUP] = window.opens(r, s)
             yield opens
+        while scenario.asks_in_turn and s > rank.pushed:
+            yield rank.wait(Waiter.LOOKUP, f"the push of step {s - 1} to set off")
 
         # ... and be one of those in flight, with a permit.
         while s >= rank.handed_on + most:
@@ -80,11 +82,18 @@ def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) 
     legs = world.legs[:, r, s]
     first = Leg.ASKED if kind is Kind.LOOKUP else Leg.ASKED_AGAIN
 
+    # Whether the window lets it in, or what it waits for at the servers.
+    def opens() -> simpy.Event | None:
+        if kind is not Kind.LOOKUP or world.window.admits(r, s):
+            return None
+        return world.window.opens(r, s)[0]
+
     # Called when the last server has read its rows: what staleness is counted from.
-    def rows_read(arrived_s: float, each: tuple[np.ndarray, np.ndarray] | None) -> None:
-        legs[first + 1], legs[first + 2] = arrived_s, world.env.now
+    def rows_read(asked: Asked) -> None:
+        legs[first + 1], legs[first + 2] = asked.arrived_s, asked.admitted_s
+        legs[first + 3] = world.env.now
         world.stamp(mark, r, s)
-        world.order.rows(kind, r, s, each and each[1])
+        world.order.rows(kind, r, s, asked.done)
 
     # The request reaches the embedding worker, which finds out whom to ask.
     yield platform.travel()
@@ -105,16 +114,17 @@ def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) 
         rows_read,
         (r, kind),
         request.join_s,
+        opens,
     )
-    legs[first + 3] = world.env.now
+    legs[first + 4] = world.env.now
 
     # The worker pools the rows and sends the result to the rank.
     pooled_s = world.worker_delay(worker, request.worker_pool_s, request.pool_memory_bytes)
     yield platform.travel(pooled_s)
-    legs[first + 4] = world.env.now
+    legs[first + 5] = world.env.now
     nics = platform.of_worker[worker], platform.of_rank[r]
     yield platform.send(*nics, request.activation_bytes, role=(r, kind))
-    legs[first + 5] = world.env.now
+    legs[first + 6] = world.env.now
 
 
 def hand_on(world: World, r: int) -> None:
@@ -172,7 +182,14 @@ def load(world: World, loader: int) -> Process:
         rank.wake(Waiter.LOOKUP)
 
 
-AtServers = Callable[[float, tuple[np.ndarray, np.ndarray] | None], None]
+class Asked(NamedTuple):
+    """What servers did with a request: when the last of them got it and was let do it; and, where
+    `tells_each`, when each server got it and had done it."""
+
+    arrived_s: float
+    admitted_s: float
+    arrived: np.ndarray | None
+    done: np.ndarray | None
 
 
 def fan_out(
@@ -182,33 +199,38 @@ def fan_out(
     service_s: np.ndarray,
     memory_bytes: float,
     answer_bytes: float | None,
-    at_servers: AtServers,
+    at_servers: Callable[[Asked], None],
     role: Role,
     join_s: float = 0.0,
+    opens: Callable[[], simpy.Event | None] = lambda: None,
 ) -> Process:
-    """Ask every server and join; ``at_servers`` runs when the last one has done its work, with
-    the instant at which the last request arrived and, where `tells_each`, those at which each
-    server got its request and had done it. The request's latency is behind it (`travel`): what
-    is lost or slow at the servers is known only when it has arrived. The busiest server of a
-    batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None: nobody
-    waits for an answer; 0 is an answer without rows."""
+    """Ask every server and join; ``at_servers`` runs when the last one has done its work. The
+    request's latency is behind it (`travel`): what is lost or slow at the servers is known only
+    when it has arrived. There it waits for what ``opens`` gives, until that is None. The busiest
+    server of a batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None:
+    nobody waits for an answer; 0 is an answer without rows."""
     # Servers are asked as one group; `left` groups have not answered yet.
     env = platform.env
     nic = platform.of_worker[worker]
     groups = platform.fan
     arrived, done = np.zeros((2, len(service_s))) if platform.tells_each else (service_s, service_s)
-    last_s = 0.0
+    last_s = admitted_s = 0.0
     left = len(groups)
 
     # One request: over the NICs, through the servers of a group, and back.
     def ask(server: int, group: ServerGroup, bank: Bank) -> Process:
-        nonlocal last_s, left
+        nonlocal last_s, admitted_s, left
         part = group.processes
         share = group.share
 
-        # The request arrives; the servers work in their own time.
+        # The request arrives, and waits where it may not be served yet.
         yield platform.send(nic, server, request_bytes * share, group.streams, role)
-        last_s = now = env.now
+        last_s = env.now
+        while (event := opens()) is not None:
+            yield event
+        admitted_s = now = env.now
+
+        # The servers work in their own time.
         if platform.tells_each:
             delays = bank.visit(now, service_s[part], memory_bytes * share)
             arrived[part], done[part] = now, now + delays
@@ -221,7 +243,8 @@ def fan_out(
         yield delay  # for ever: of a server that never comes back
         left -= 1
         if not left:
-            at_servers(last_s, (arrived, done) if platform.tells_each else None)
+            each = (arrived, done) if platform.tells_each else (None, None)
+            at_servers(Asked(last_s, admitted_s, *each))
 
         # The answer goes back.
         if answer_bytes is not None:
@@ -258,6 +281,9 @@ class Pushes:
             s = rank.to_push.popleft()
             rank.wake(Waiter.COPY_OUT)
             world.stamp(Mark.PUSH, r, s)
+            rank.pushed += 1
+            rank.wake(Waiter.LOOKUP)
+            rank.wake(Waiter.TRAIN)
             written = yield from self._send(r, s)
             self._close(r, s, written)
             if world.need.fresh is not None:
@@ -309,13 +335,13 @@ class Pushes:
         # Called when the last server has applied its part; what a crash lost of it is noted.
         written: np.ndarray | None = None
 
-        def applied(arrived_s: float, each: tuple[np.ndarray, np.ndarray] | None) -> None:
+        def applied(asked: Asked) -> None:
             nonlocal written
-            legs[Leg.AT_SERVERS] = arrived_s
-            if each is None:
+            legs[Leg.AT_SERVERS] = asked.arrived_s
+            _, _, arrived, written = asked
+            if disturbed is None or arrived is None:
                 return
-            written = each[1]
-            lost = disturbed.servers_lost(*each) if disturbed is not None else None
+            lost = disturbed.servers_lost(arrived, written)
             if lost is not None:
                 world.ledger.lost[r, s] = lost
 

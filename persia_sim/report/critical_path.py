@@ -130,7 +130,10 @@ class Resources:
             yield "queues", took_s
 
     def _to_servers(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
-        asked_s, arrived_s = legs
+        asked_s, arrived_s, admitted_s = legs
+        if admitted_s > arrived_s:  # the request was there: what it waited for was the cause
+            yield SERVERS, end_s - since_s
+            return
         yield LATENCY, 2 * self._latency_s
         yield WORKERS, asked_s - since_s - 2 * self._latency_s
         yield self._nic("worker host", "server host", "in"), arrived_s - asked_s
@@ -168,8 +171,8 @@ class Resources:
         first = Leg.ASKED_AGAIN
         read = legs[Leg.READ_AGAIN]
         rows = legs[Leg.ROWS_AGAIN]
-        yield from self._to_servers(since_s, legs[first : first + 2], read)
-        yield from self._to_rank(read, legs[first + 3 : first + 5], rows)
+        yield from self._to_servers(since_s, legs[first : first + 3], read)
+        yield from self._to_rank(read, legs[first + 4 : first + 6], rows)
         yield COPIES, end_s - rows
 
     def _dense(self, since_s: float, served_s: float, end_s: float) -> Iterator[Piece]:
@@ -306,7 +309,6 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
     scenario = run.scenario
     ranks = stamps.shape[1]
     queues = scenario.queues
-    window = scenario.steps_ahead
     barrier = scenario.mode.has_barrier
     exact = scenario.brings_up_to_date
     loaders = scenario.cluster.loaders
@@ -324,7 +326,7 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
             nodes = [(Mark.LOADED, batch % ranks, batch // ranks)] if batch >= 0 else []
             return nodes + _at(Mark.LOOKUP, r, s - queues.dataset)
 
-        # A lookup waits for its batch, a task, a permit, and the window.
+        # A lookup waits for its batch, a task, a permit, its turn; at the servers for the window.
         if mark is Mark.LOOKUP:
             nodes = [(Mark.LOADED, r, s), *_at(Mark.LOOKUP, r, s - 1)]
             # A task is free when its batch was handed on, behind earlier ones, to where was room.
@@ -339,11 +341,11 @@ def _causes(run: Run) -> Callable[[Node], list[Node]]:
                 kth = s - scenario.permits
                 if kth >= 0:
                     nodes.append((Mark.RETURNED, r, int(np.argpartition(earlier, kth)[kth])))
-            if window is not None and s > window:
-                who = int(stamps[Mark.APPLIED][:, : s - window].max(1).argmax()) if barrier else r
-                which = int(stamps[Mark.APPLIED][who, : s - window].argmax())
-                nodes.append((Mark.APPLIED, who, which))
-            return nodes
+            if scenario.asks_in_turn:
+                nodes += _at(Mark.PUSH, r, s - 1)
+            return nodes if scenario.waits_at_servers else nodes + _opened(run, r, s)
+        if mark is Mark.READ and _waited(run, Leg.ARRIVED, r, s):
+            return _opened(run, r, s)
 
         # A copy waits for the rows and for room on the GPU.
         if mark is Mark.COPY_IN:
@@ -389,6 +391,21 @@ def _up_to_date(run: Run, taken: list[Node], s: int) -> list[Node]:
         return taken
     step = int(stamps[Mark.APPLIED][:, :s].max(0).argmax())
     return [*taken, (Mark.APPLIED, int(stamps[Mark.APPLIED][:, step].argmax()), step)]
+
+
+def _waited(run: Run, arrived: Leg, r: int, s: int) -> bool:
+    """Whether the window kept this request waiting at the servers."""
+    return bool(run.legs[arrived + 1, r, s] > run.legs[arrived, r, s])
+
+
+def _opened(run: Run, r: int, s: int) -> list[Node]:
+    """The push with which the window let this lookup in."""
+    window = run.scenario.steps_ahead
+    if window is None or s <= window:
+        return []
+    applied = run.stamps[Mark.APPLIED][:, : s - window]
+    who = int(applied.max(1).argmax()) if run.scenario.mode.has_barrier else r
+    return [(Mark.APPLIED, who, int(applied[who].argmax()))]
 
 
 def _taken(queues: Queues, r: int, s: int) -> list[Node]:

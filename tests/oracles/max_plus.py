@@ -93,10 +93,12 @@ class _Recursion:
         for s in range(self.steps):
             self._load(s, loader)
             delivered = np.maximum(delivered, at[Mark.LOADED, :, s])
-            self._start_lookups(s, delivered, closed_before, returned)
-            read, rows = self._fetch(
-                at[Mark.LOOKUP, :, s] + self.latency_s, s, self.need.fetch, Purpose.SERVER_LOOKUP
-            )
+            opens = 0.0
+            if self.scenario.steps_ahead is not None and s > self.scenario.steps_ahead:
+                opens = closed_before[s - self.scenario.steps_ahead - 1]
+            self._start_lookups(s, delivered, returned, opens)
+            begins = at[Mark.LOOKUP, :, s] + self.latency_s
+            read, rows = self._fetch(begins, s, self.need.fetch, Purpose.SERVER_LOOKUP, opens)
             at[Mark.READ, :, s], at[Mark.ROWS, :, s] = read, rows
             handed = np.maximum(rows, self._past(self.handed_on, s - 1))
             handed = np.maximum(handed, self._past(at[Mark.COPY_IN], s - queues.forwarded))
@@ -170,16 +172,18 @@ class _Recursion:
         self,
         s: int,
         delivered: np.ndarray,
-        closed_before: list[np.ndarray],
         returned: list[list[float]],
+        opens: np.ndarray | float,
     ) -> None:
         scenario = self.scenario
         start = np.maximum(delivered, self._past(self.at[Mark.LOOKUP], s - 1))
+        if not scenario.waits_at_servers:
+            start = np.maximum(start, opens)
         start = np.maximum(start, self._past(self.handed_on, s - scenario.queues.lookups_in_flight))
         if scenario.queues.reserve:
             start = np.maximum(start, self._past(self.taken, s - scenario.queues.on_gpu))
-        if scenario.steps_ahead is not None and s > scenario.steps_ahead:
-            start = np.maximum(start, closed_before[s - scenario.steps_ahead - 1])
+        if scenario.asks_in_turn:
+            start = np.maximum(start, self._past(self.at[Mark.PUSH], s - 1))
         if scenario.permits is not None and s >= scenario.permits:
             # The k-th permit is back at the k-th smallest return, whichever batch it was.
             start = np.maximum(start, [ends[s - scenario.permits] for ends in returned])
@@ -205,15 +209,21 @@ class _Recursion:
         return np.array([float(each.max()) + join_s for each in drawn])
 
     def _fetch(
-        self, start: np.ndarray, s: int, part: Fetch, purpose: Purpose
+        self,
+        start: np.ndarray,
+        s: int,
+        part: Fetch,
+        purpose: Purpose,
+        opens: np.ndarray | float,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """When the last server has read, and when the rows are on the rank's host."""
+        """When the last server has read, which ``opens`` lets it, and when the rows are on the
+        rank's host."""
         slower = self._each(s, lambda transfers: transfers.slower)
         asked = start + (part.worker_forward_s * slower + self.latency_s)
         noise = self._noise(purpose, s)
         reads, answers = [], []
         for group in self.groups:
-            now = asked + self._fan_s(s, part.request_bytes, group)
+            now = np.maximum(asked + self._fan_s(s, part.request_bytes, group), opens)
             read = now + self._at_servers(group, part.server_s, part.join_s, noise)
             now = read + self.latency_s if self.latency_s else read
             answers.append(now + self._fan_s(s, part.rows_bytes, group))
@@ -236,7 +246,7 @@ class _Recursion:
             if s:
                 now = np.maximum(now, self.exact_before[s - 1])
             now = now + self.latency_s
-            now = self._fetch(now, s, need.refresh, Purpose.SERVER_LOOKUP)[1]
+            now = self._fetch(now, s, need.refresh, Purpose.SERVER_LOOKUP, 0.0)[1]
             now = now + self._of_rank(lambda need: need.refresh.copy_in_s if need.refresh else 0.0)
         at[Mark.REFRESHED, :, s] = now
         if self.scenario.mode is Mode.ASYNC:

@@ -179,6 +179,34 @@ def test_lookahead_carries_its_second_look_too():
     assert carried(run, "GPU host", "in") == (2 * 192 + 96) * 8
 
 
+@pytest.mark.parametrize(("compute", "ranks"), [(4.0, 3), (200.0, 1)])
+@pytest.mark.parametrize(
+    ("mode", "options", "window"),
+    [each for each in HIDING if each[0] is not Mode.LOOKAHEAD],
+)
+@pytest.mark.law15
+def test_of_six_messages_four_are_waited_for_where_lookups_wait_at_the_servers(
+    mode, options, window, compute, ranks
+):
+    """A push takes two, beside which the next request takes two of a lookup's four."""
+    base = bare(mode, 0.0, compute, ranks, **options)
+    link = replace(base.cluster.link, latency_s=5.0)
+    scenario = replace(
+        base,
+        cluster=replace(base.cluster, link=link),
+        queues=replace(base.queues, at_servers=True),
+        steps=40 + 8 * (base.tau or base.ahead or 0),
+    )
+    run = simulate(scenario)
+    assert np.array_equal(run.stamps, instants(scenario))
+    expected = max(compute, (4 * 5.0 + compute) / (window + 1))
+    assert answer(scenario).step_s == pytest.approx(expected)
+    updated = run.stamps[Mark.UPDATED].max(0)
+    rounds = (scenario.steps // 2) // (window + 1) * (window + 1)
+    steady = (updated[-1] - updated[-1 - rounds]) / rounds
+    assert steady == pytest.approx(expected, rel=1e-9)
+
+
 @settings(max_examples=20)
 @given(st.sampled_from(LATE), st.integers(0, 4), st.integers(0, 3), st.booleans())
 @pytest.mark.law5

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from experiments.benching.slow_wire import Wire, slow_wire
+from experiments.validating.slow_wire import Wire, slow_wire
 from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig

@@ -4,7 +4,7 @@ What comes in at one end goes out at the other ``delay_s`` later, in order, behi
 it at the wire's rate, which all connections of a direction share. So a round trip takes twice the
 delay, and nothing of it is in the process under test.
 
-    python -m experiments.benching.slow_wire DELAY_S [BYTES_PER_S]
+    python -m experiments.validating.slow_wire DELAY_S [BYTES_PER_S]
 
 For each HOST:PORT on a line of its standard input it prints the port at which that is reached late.
 It ends with its standard input.
@@ -20,10 +20,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from runtime.engines.launch.processes import Address
 from runtime.engines.wire.peers import at_port, host_and_port
 from runtime.engines.wire.tls import TLS
+
+if TYPE_CHECKING:
+    from runtime.config import TrainConfig
+    from runtime.rank.parts import OpenRows
 
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 1 << 23
@@ -47,6 +52,21 @@ class Wire:
         process.stdin.flush()
         tls = TLS if name.startswith(TLS) else ""
         return f"{tls}{at_port('127.0.0.1', int(process.stdout.readline()))}"
+
+
+def rows_behind(wire: Wire) -> OpenRows:
+    """How `assemble` opens rows that the ranks of this process reach over the wire: their servers,
+    or a worker that is near to these."""
+
+    def open_rows(config: TrainConfig, layout: Any, tables: Any, _: Any, stop: Any) -> Any:
+        from runtime.engines.row_processes import RowProcesses, worker_of
+
+        processes = RowProcesses(config, layout, tables)
+        *near, far = processes.addresses
+        ranks = range(config.sync.ranks)
+        return worker_of(config, layout, tables, stop, [*near, wire.to(far)], ranks, processes)
+
+    return open_rows
 
 
 @contextmanager
