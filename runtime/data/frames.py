@@ -93,9 +93,9 @@ def _first_of(
     frames: pd.DataFrame | Iterable[pd.DataFrame],
 ) -> tuple[pd.DataFrame, Iterator[pd.DataFrame]]:
     if hasattr(frames, "iloc"):
-        return frames, iter(())  # type: ignore[return-value]
+        return frames, iter(())
     rest = iter(frames)
     first = next(rest, None)
     if not hasattr(first, "iloc"):
         raise DataError("frames must be a pandas DataFrame, or several with the same columns")
-    return first, rest  # type: ignore[return-value]
+    return first, rest
