@@ -34,6 +34,7 @@ from experiments.deriving import derive_workload
 from experiments.gaps import curve_records
 from experiments.line_search import first_task, write_config
 from experiments.option_values import typed_values
+from experiments.options import REFERENCE
 from experiments.points import Line
 from experiments.result_cache import ResultCache
 from experiments.statistics import Interval
@@ -41,7 +42,6 @@ from experiments.tables import Column, leave, table
 from experiments.targets import target_lines
 from persia_sim.base.files import atomic_write
 from persia_sim.base.rules import counted
-from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.memory import lasting
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import workload_text
@@ -275,7 +275,7 @@ def _ways(
     for one in front:
         if one.cell not in (*trained.plan.cells, Cell(rows_late=0, dense_late=0)):
             continue
-        if one.candidate.point.mode is Mode.SYNC and not reference:
+        if one.candidate.point.mode is REFERENCE and not reference:
             reference = one.candidate.label
         step_s = one.row["batch"] / one.row["samples_per_s"]
         runs = trained.runs(one.cell)
@@ -405,7 +405,7 @@ def advised(
         )
 
     # What it rests on.
-    if best.candidate.point.mode is Mode.SYNC:
+    if best.candidate.point.mode is REFERENCE:
         return f"Take {best.candidate.name}: no other mode is surely cheaper without a loss."
     loses = "its rows are exact"
     if gap is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.choosing.batch import Cell
+from experiments.options import REFERENCE
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.cluster import Cluster
@@ -211,7 +212,7 @@ def simulated(chosen: Sequence[Candidate], rows: Sequence[Mapping[str, Any]]) ->
     does not know. Both sides of a ratio have one draw of that."""
     sides = [OnServers(scenario=sweep.scenario_of(one.point, 1)) for one in chosen]
     hourly = [_usd(side.scenario.cluster) for side in sides]
-    syncs = [k for k, one in enumerate(chosen) if one.point.mode is Mode.SYNC]
+    syncs = [k for k, one in enumerate(chosen) if one.point.mode is REFERENCE]
 
     # Sync where it is cheapest is what others are held against.
     def cost(k: int) -> float:
