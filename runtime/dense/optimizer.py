@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
@@ -413,11 +414,19 @@ class Buckets:
     def hook(self, full: Callable[[int], None]) -> None:
         """Have ``full`` called during every backward pass as soon as a bucket is."""
 
+        # A parameter's hooks are out of the garbage collector's sight: what they held would live as
+        # long as the process, and with a run's weights its store and its connections.
+        living = weakref.ref(self)
+        call = weakref.WeakMethod(full)
+
         def ready(number: int, bucket: int, parameter: Tensor) -> None:
-            self.gradients[number] = parameter.grad
-            self.missing[bucket] -= 1
-            if not self.missing[bucket]:
-                full(bucket)
+            buckets, is_full = living(), call()
+            if buckets is None or is_full is None:
+                return
+            buckets.gradients[number] = parameter.grad
+            buckets.missing[bucket] -= 1
+            if not buckets.missing[bucket]:
+                is_full(bucket)
 
         for bucket, numbers in enumerate(self.plan):
             for number in numbers:
