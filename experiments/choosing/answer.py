@@ -306,8 +306,8 @@ def columns_of(plan: Plan, share: float) -> dict[str, Column]:
     """The columns of the answer's table."""
     return {
         "mode": "{mode}",
-        "samples/s": lambda row: _range(row, "samples_per_s", 1e-3, ".4g", " k"),
-        "$ a billion": lambda row: _range(row, "usd_per_billion_samples", 1, ",.0f", ""),
+        "k samples/s": lambda row: _range(row, "samples_per_s", 1e-3, ",.0f"),
+        "$ for 10^9": lambda row: _range(row, "usd_per_billion_samples", 1, ",.0f"),
         "rows late": lambda row: f"{row['rows_missed_mean']:.1f}",
         f"AUC gap at batch {plan.batch:,} [1e-3]": _gap_cell,
         f"time to {share:g}": lambda row: _time_cell(row["hours_to_target"]),
@@ -319,9 +319,9 @@ def _time_cell(hours: float) -> str:
     return "-" if math.isnan(hours) else lasting(3600 * hours)
 
 
-def _range(row: Mapping[str, Any], name: str, scale: float, spec: str, unit: str) -> str:
+def _range(row: Mapping[str, Any], name: str, scale: float, spec: str) -> str:
     low, high = (scale * row[f"{name}_{end}"] for end in ("low", "high"))
-    return "?" if math.isnan(low) else f"{low:{spec}} to {high:{spec}}{unit}"
+    return "?" if math.isnan(low) else f"{low:{spec}} to {high:{spec}}"
 
 
 def _number(value: float, spec: str) -> str:
