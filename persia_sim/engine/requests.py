@@ -375,10 +375,10 @@ class Pushes:
         worker = world.worker_of(r, s)
         written: np.ndarray | None = None
 
-        def applied(arrived_s: float, each: tuple[np.ndarray, np.ndarray] | None) -> None:
+        def applied(asked: Asked) -> None:
             nonlocal written
-            legs[Leg.FRESH_AT_SERVERS] = arrived_s
-            written = each and each[1]
+            legs[Leg.FRESH_AT_SERVERS] = asked.arrived_s
+            *_, written = asked
 
         yield platform.travel()
         nics = platform.of_rank[r], platform.of_worker[worker]

@@ -247,7 +247,7 @@ def _meta(scenario: Scenario) -> dict[str, object]:
         "tau": scenario.window,
         "permits": scenario.permits,
         "merge_pushes": scenario.merges,
-        "fresh": list(scenario.fresh),
+        **({"fresh": list(scenario.fresh)} if scenario.fresh else {}),
         "seed": scenario.seed,
         "order": "simulated",
         "cluster": scenario.cluster.name,

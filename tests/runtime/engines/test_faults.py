@@ -390,5 +390,5 @@ def test_many_processes_on_few_cores_may_be_silent_for_longer(monkeypatch):
     assert [peers.crowding(n) for n in (1, 8, 12, 48, 80)] == [1.0, 1.0, 1.5, 6.0, 6.0]
     for servers, ranks, patience_s in ((2, 2, peers.STUCK_S), (64, 16, 6 * peers.STUCK_S)):
         settings = config(mode="hybrid", tau=2, ranks=ranks, **on_engine("processes", servers))
-        made = row_processes._server_configs(settings, [SGD])
+        made = row_processes._server_configs(settings, ArraySource(1).layout, [SGD])
         assert {one.patience_s for one in made} == {patience_s}
