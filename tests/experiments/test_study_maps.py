@@ -78,7 +78,7 @@ def test_this_host_is_simulated_as_law_15_says(mode, step_ms):
     found = modes_timeline.simulated(options, mode, HOST)
     assert 1e3 * found.step_s == pytest.approx(step_ms, rel=0.03)
     bars = of_step(found.bars, modes_timeline.shown_steps(options)[0])
-    # The one thread of sync loads the next batch behind its step: that stands in the bar of its push.
+    # The one thread of sync loads the next batch behind its step: in the bar of its push.
     behind_s = 1 * MS if mode is Mode.SYNC else 0.0
     assert ("load" in bars) == (mode is Mode.HYBRID)
     assert lasts(bars.get("load", (0.0, 1 * MS))) == pytest.approx(1 * MS)
