@@ -59,6 +59,13 @@ class PublishedGap:
     largest_at_step: int
     """-1 without any."""
 
+    def at_samples(self, samples: float) -> float:
+        """After so many training samples, linear between points; NaN outside the curve."""
+        known = self.points.dropna(subset="samples")
+        if known.empty:
+            return nan
+        return float(np.interp(samples, known.samples, known.gap, left=nan, right=nan))
+
 
 def published_curves(path: Path = CURVES) -> dict[Key, Curve]:
     """All curves of the file.

@@ -339,7 +339,7 @@ class Pushes:
             nonlocal written
             legs[Leg.AT_SERVERS] = asked.arrived_s
             _, _, arrived, written = asked
-            if disturbed is None or arrived is None:
+            if disturbed is None or arrived is None or written is None:
                 return
             lost = disturbed.servers_lost(arrived, written)
             if lost is not None:
