@@ -89,7 +89,6 @@ def uncontended(draw: st.DrawFn) -> Scenario:
     queues = Queues(
         dataset=draw(small),
         lookups_in_flight=draw(small),
-        at_servers=draw(st.booleans()),
         forwarded=draw(small),
         on_gpu=draw(small),
         backward=draw(small),
