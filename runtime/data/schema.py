@@ -80,9 +80,9 @@ class Column:
     history is written in the order of time). 1 to 10,000, default 10."""
     buckets_per_e: Annotated[float | None, Within(0.01, 1e6), _OptionOf(("bucket",), 3.0)] = None
     """Buckets of a bucket column for each factor e: the id is sign(x) * floor(buckets_per_e *
-    ln(1 + |x|)). Default 3."""
+    ln(1 + abs(x))). Default 3."""
     log: Annotated[bool | None, _OptionOf(("numeric",), True)] = None
-    """Whether a numeric column's feature is sign(x) * ln(1 + |x|) (default), else x."""
+    """Whether a numeric column's feature is sign(x) * ln(1 + abs(x)) (default), else x."""
     fill: Annotated[float | None, _OptionOf(("numeric",))] = None
     """What an absent entry of a numeric column becomes (before ``log``); None makes an absent
     entry a bad row."""
