@@ -213,6 +213,10 @@ def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[st
         "loaded batches": life.load_s / queues.dataset,
     }
 
+    # A batch whose place on the GPU is reserved holds it from its lookup until it is trained.
+    if queues.reserve:
+        seconds["places on the GPU"] = (life.lookup_s + life.copy_in_s) / queues.on_gpu
+
     # Cycles of the mode: its window, its permits, its refresh. What waits at the servers is there
     # when the window opens; where rows are fresh it has set off behind the last push.
     if scenario.steps_ahead is not None:

@@ -95,6 +95,7 @@ def uncontended(draw: st.DrawFn) -> Scenario:
         copied_back=draw(small),
         push_tasks=draw(small),
         reserve=draw(st.booleans()),
+        at_servers=draw(st.booleans()),
     )
     scale = st.sampled_from([0.1, 1.0, 10.0])
     costs = replace(

@@ -34,14 +34,6 @@ def test_simpy_equals_max_plus_bit_for_bit_without_contention(scenario):
         assert np.array_equal(simulated[mark], oracle[mark]), mark.name
 
 
-@given(uncontended())
-def test_simpy_equals_max_plus_bit_for_bit_where_lookups_wait_at_the_servers(scenario):
-    scenario = replace(scenario, queues=replace(scenario.queues, at_servers=True))
-    simulated, oracle = simulate(scenario).stamps, instants(scenario)
-    for mark in Mark:
-        assert np.array_equal(simulated[mark], oracle[mark]), mark.name
-
-
 @pytest.mark.long
 @given(uncontended())
 def test_closed_form_is_the_growth_rate_of_the_recursion(scenario):
