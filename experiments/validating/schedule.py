@@ -21,7 +21,7 @@ from experiments.validating.link import HEADER_EFFICIENCY, bucket_bytes
 from experiments.validating.stages import Costs, shares_of
 from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import Read
-from persia_sim.cluster.demand import Demand, Fetch, demand
+from persia_sim.cluster.demand import Demand, Fetch, Push, demand
 from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Queues, Scenario
 from persia_sim.cluster.stamps import Mark
@@ -271,13 +271,15 @@ def need_of(case: Case, stages: Stages) -> Demand:
         backward_s=stages["backward"] + stages["check"] + (0.0 if shared else stages["update"]),
         buckets=(),
         sync_overhead_s=stages["update"] if shared else 0.0,
-        copy_out_s=stages["scatter"] + others * stages["push"] + stages["load"] - load_s,
-        gradient_bytes=late_bytes,
-        worker_scatter_s=0.0,
-        push_bytes=moved.push_bytes,
-        server_update_s=np.array([(1 - others) * stages["push"] + case.slow_s]),
-        update_join_s=0.0,
-        update_memory_bytes=0.0,
+        push=Push(
+            copy_out_s=stages["scatter"] + others * stages["push"] + stages["load"] - load_s,
+            gradient_bytes=late_bytes,
+            worker_scatter_s=0.0,
+            push_bytes=moved.push_bytes,
+            server_update_s=np.array([(1 - others) * stages["push"] + case.slow_s]),
+            update_join_s=0.0,
+            update_memory_bytes=0.0,
+        ),
         dense_copy_s=0.0,
         averaging_s=0.0,
     )

@@ -102,15 +102,8 @@ class Demand:
     backward_s: float
     buckets: tuple[Bucket, ...]
     sync_overhead_s: float
-    copy_out_s: float
-    gradient_bytes: float
-    worker_scatter_s: float
-    push_bytes: float
-    server_update_s: np.ndarray
-    """float64 [servers]"""
-    update_join_s: float
-    """Seconds as `Fetch.join_s`, of the push."""
-    update_memory_bytes: float
+    push: Push
+    """The push of a batch; where fresh tables have one of their own that of all others."""
     dense_copy_s: float
     """Async: one whole copy of the dense weights through one server."""
     averaging_s: float
@@ -149,19 +142,6 @@ class Demand:
     def fetches(self) -> tuple[Fetch, ...]:
         """Every look of a batch at its rows."""
         return (self.fetch,) if self.refresh is None else (self.fetch, self.refresh)
-
-    @property
-    def push(self) -> Push:
-        """The push of a batch; where fresh tables have one of their own that of all others."""
-        return Push(
-            self.copy_out_s,
-            self.gradient_bytes,
-            self.worker_scatter_s,
-            self.push_bytes,
-            self.server_update_s,
-            self.update_join_s,
-            self.update_memory_bytes,
-        )
 
     @property
     def pushes(self) -> tuple[Push, ...]:
@@ -223,7 +203,6 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     # Dense features are copied once, rows that are read or brought up to date again twice.
     copy_in_s = _copied_in_s(scenario, work, kind, fetch.activation_bytes + inputs)
     fetch = replace(fetch, copy_in_s=copy_in_s)
-    push = _pushed(scenario, late or work, kind)
     two = fresh is not None and late is not None and bool(scenario.fresh)
     launched_s = _launching_s(scenario, kind)
     compute_s = _compute_s(scenario, kind.host.chip) + costs.gpu_fixed_s + launched_s
@@ -239,13 +218,7 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
         backward_s=compute_s * (1 - _FORWARD_SHARE),
         buckets=buckets,
         sync_overhead_s=_overhead_s(scenario) if buckets else 0.0,
-        copy_out_s=push.copy_out_s,
-        gradient_bytes=push.gradient_bytes,
-        push_bytes=push.push_bytes,
-        worker_scatter_s=push.worker_scatter_s,
-        server_update_s=push.server_update_s,
-        update_join_s=push.update_join_s,
-        update_memory_bytes=push.update_memory_bytes,
+        push=_pushed(scenario, late or work, kind),
         fresh=_pushed(scenario, fresh, kind) if two and fresh is not None else None,
         dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
         averaging_s=averaging_s,

@@ -13,7 +13,7 @@ import numpy as np
 import simpy
 
 from persia_sim.base.trace import ALL, Kind
-from persia_sim.cluster.demand import Fetch, loader_start_s
+from persia_sim.cluster.demand import Fetch, Push, loader_start_s
 from persia_sim.cluster.incidents import Purpose
 from persia_sim.cluster.placement import ServerGroup
 from persia_sim.cluster.stamps import Leg, Mark
@@ -305,19 +305,10 @@ class Pushes:
         platform = world.platform
         disturbed = world.disturbed
 
-        # The gradients of the pooled rows go to the embedding worker, ...
         worker = world.worker_of(r, s)
         started = env.now
         legs = world.legs[:, r, s]
-        yield platform.travel()
-        nics = platform.of_rank[r], platform.of_worker[worker]
-        yield platform.send(*nics, push.gradient_bytes, role=(r, Kind.PUSH))
-        legs[Leg.AT_WORKER] = env.now
-
-        # ... which scatters them to the rows they belong to.
-        scatter_s = world.worker_delay(worker, push.worker_scatter_s, push.scatter_memory_bytes)
-        yield platform.travel(scatter_s)
-        legs[Leg.SCATTERED] = env.now
+        yield from self._scatter(r, s, push, Kind.PUSH, (Leg.AT_WORKER, Leg.SCATTERED))
 
         # A worker that crashed meanwhile has lost this push for every server.
         if disturbed is not None and disturbed.worker_lost(worker, started):
@@ -360,6 +351,21 @@ class Pushes:
         )
         return written
 
+    def _scatter(self, r: int, s: int, push: Push, kind: Kind, ends: tuple[Leg, Leg]) -> Process:
+        """The gradients of pooled rows go to the embedding worker, which scatters them to the rows
+        that they belong to; ``ends``: of the way, and of the scattering."""
+        world = self._world
+        platform = world.platform
+        worker = world.worker_of(r, s)
+        legs = world.legs[:, r, s]
+        yield platform.travel()
+        nics = platform.of_rank[r], platform.of_worker[worker]
+        yield platform.send(*nics, push.gradient_bytes, role=(r, kind))
+        legs[ends[0]] = world.env.now
+        scatter_s = world.worker_delay(worker, push.worker_scatter_s, push.scatter_memory_bytes)
+        yield platform.travel(scatter_s)
+        legs[ends[1]] = world.env.now
+
     def begin_fresh(self, r: int, s: int) -> None:
         """The push of fresh tables: their gradients are copied and sent before all others."""
         self._fresh_ended[r, s] = self._world.env.process(self._push_fresh(r, s)).ended
@@ -380,13 +386,8 @@ class Pushes:
             legs[Leg.FRESH_AT_SERVERS] = asked.arrived_s
             *_, written = asked
 
-        yield platform.travel()
-        nics = platform.of_rank[r], platform.of_worker[worker]
-        yield platform.send(*nics, fresh.gradient_bytes, role=(r, Kind.FRESH_PUSH))
-        legs[Leg.FRESH_AT_WORKER] = env.now
-        scatter_s = world.worker_delay(worker, fresh.worker_scatter_s, fresh.scatter_memory_bytes)
-        yield platform.travel(scatter_s)
-        legs[Leg.FRESH_SCATTERED] = env.now
+        ends = Leg.FRESH_AT_WORKER, Leg.FRESH_SCATTERED
+        yield from self._scatter(r, s, fresh, Kind.FRESH_PUSH, ends)
         service_s = world.at_servers(fresh.server_update_s, Purpose.SERVER_UPDATE, r, s)
         yield from fan_out(
             platform,

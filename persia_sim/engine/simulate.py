@@ -121,7 +121,7 @@ class Run:
         fetch = need.fetch
         refresh = need.refresh
         asked_s = fetch.server_s
-        push_s = need.server_update_s  # a law may cost nothing
+        push_s = need.push.server_update_s  # a law may cost nothing
         if refresh is not None:
             refresh = replace(refresh, server_s=np.zeros_like(push_s), join_s=0.0)
         fresh = need.fresh
@@ -134,7 +134,7 @@ class Run:
             fresh=fresh,
             fetch=replace(fetch, server_s=asked_s * (lookup_s / max(asked_s.max(), _TINY))),
             refresh=refresh,
-            server_update_s=push_s * (update_s / max(push_s.max(), _TINY)),
+            push=replace(need.push, server_update_s=push_s * (update_s / max(push_s.max(), _TINY))),
         )
 
 

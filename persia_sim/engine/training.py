@@ -69,7 +69,7 @@ def copy_out(world: World, r: int, begin_fresh: Callable[[int, int], object]) ->
         if fresh is not None:
             yield fresh.copy_out_s
             begin_fresh(r, s)
-        yield world.needs[r].copy_out_s
+        yield world.needs[r].push.copy_out_s
         world.stamp(Mark.COPIED_OUT, r, s)
         while len(rank.to_push) >= room:
             yield rank.wait(Waiter.COPY_OUT, f"room among {room} copied gradients for step {s}")

@@ -163,7 +163,7 @@ class Resources:
     def _to_workers(self, since_s: float, end_s: float) -> Iterator[Piece]:
         """Gradients by way of a worker to the one that holds their rows."""
         yield LATENCY, 2 * self._latency_s
-        scatter_s = min(self._run.need.worker_scatter_s, end_s - since_s)
+        scatter_s = min(self._run.need.push.worker_scatter_s, end_s - since_s)
         yield WORKERS, scatter_s
         yield "worker NICs", end_s - since_s - scatter_s - 2 * self._latency_s
 

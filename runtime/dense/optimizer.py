@@ -169,22 +169,10 @@ class FunctionalOptimizer:
 class TorchOptimizer(FunctionalOptimizer):
     """Any class of torch.optim with its own defaults, whose ``step`` needs no closure."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        parameters: Iterable[Tensor],
-        *,
-        pushes_per_update: int = 1,
-        pushes_per_step: int = 1,
-    ) -> None:
-        """As of `FunctionalOptimizer`. Raises ValueError naming a class that is none, or that wants
+    def __init__(self, config: ModelConfig, parameters: Iterable[Tensor], **pushes: int) -> None:
+        """As `FunctionalOptimizer`. Raises ValueError naming a class that is none, or that wants
         more than parameters, a rate and a decay."""
-        super().__init__(
-            config,
-            parameters,
-            pushes_per_update=pushes_per_update,
-            pushes_per_step=pushes_per_step,
-        )
+        super().__init__(config, parameters, **pushes)
         given: dict[str, Any] = {"lr": config.lr}
         if config.weight_decay:
             given["weight_decay"] = config.weight_decay

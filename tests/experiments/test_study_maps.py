@@ -267,7 +267,7 @@ def test_the_all_reduce_takes_the_same_nics_for_as_long_on_both_sides():
         rdma = nic * 1e9 / 8 * REACH.nic
         assert on_nic_s == pytest.approx(2 * 7 / 8 * 2 * work.weights / rdma)
         assert on_nic_s <= need.all_reduce_s
-        rows_out = 8 * need.gradient_bytes / rate
+        rows_out = 8 * need.push.gradient_bytes / rate
         assert shared(scenario, need)["GPU host NICs, out"] == pytest.approx(rows_out + on_nic_s)
 
 

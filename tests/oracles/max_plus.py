@@ -88,7 +88,7 @@ class _Recursion:
         self.forwarded = 0.0  # when the workers had the gradients of all earlier steps
         everyone = np.arange(ranks)
         copy_in_s = self._of_rank(lambda need: need.fetch.copy_in_s)
-        copy_out_s = self._of_rank(lambda need: need.copy_out_s)
+        copy_out_s = self._of_rank(lambda need: need.push.copy_out_s)
         fresh_out_s = self._of_rank(lambda need: need.fresh.copy_out_s if need.fresh else 0.0)
         for s in range(self.steps):
             self._load(s, loader)

@@ -205,7 +205,7 @@ def test_asynchronous_dense_weights_are_traffic_unless_asked_otherwise():
     batch = run.need.fetch.activation_bytes + run.need.input_bytes
     into_hosts = 2 * (dense + batch) / rank_rate  # two ranks a host
     assert answer(base).seconds["GPU host NICs, in"] == pytest.approx(into_hosts)
-    asked = run.need.fetch.request_bytes + run.need.push_bytes
+    asked = run.need.fetch.request_bytes + run.need.push.push_bytes
     into_servers = (dense + asked) * 4 / server_rate
     busiest = run.need.server_shares.reshape(2, 4).sum(1).max()  # of two hosts
     assert answer(base).binds == "server NICs, in"
@@ -394,9 +394,13 @@ def test_the_wait_for_the_busiest_server_is_in_the_lookup_and_the_push():
     extra = base.workload.busiest_extra(16)
     per_id = 1e-5 + 0.31e-9 * 4 * base.workload.dim
     assert need.fetch.join_s == pytest.approx(extra * per_id / 0.75)
-    without = replace(need, fetch=replace(need.fetch, join_s=0.0), update_join_s=0.0)
+    without = replace(
+        need,
+        fetch=replace(need.fetch, join_s=0.0),
+        push=replace(need.push, update_join_s=0.0),
+    )
     ends = [simulate(base, need=n).stamps[Mark.APPLIED].max() for n in (need, without)]
-    each = need.fetch.join_s + need.update_join_s
+    each = need.fetch.join_s + need.push.update_join_s
     assert ends[0] - ends[1] == pytest.approx(base.steps * each, rel=1e-6)
 
 

@@ -67,8 +67,9 @@ def test_a_measured_law_is_charged_as_measured_on_any_core(tmp_path):
     assert [role.host.core_speed for role in roles] == [0.75, 0.89, 0.75]
     need = demand(replace(plain, costs=measured(tmp_path / "profile.json", laws=laws)))
     fetch = need.fetch
-    found = [need.load_s, fetch.worker_forward_s, fetch.worker_pool_s, need.worker_scatter_s,
-             *fetch.server_s, *need.server_update_s, fetch.copy_in_s, need.copy_out_s]  # fmt: skip
+    found = [need.load_s, fetch.worker_forward_s, fetch.worker_pool_s, need.push.worker_scatter_s,
+             *fetch.server_s, *need.push.server_update_s, fetch.copy_in_s,
+             need.push.copy_out_s]  # fmt: skip
     assert found == pytest.approx([3e-3] * len(found))
 
 

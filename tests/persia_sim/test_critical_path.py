@@ -143,6 +143,8 @@ OTHERS = {
     "load": ("load_s", "loader_bytes", "input_bytes"),
     "forward and backward": ("forward_s", "backward_s"),
     "dense pull": ("dense_copy_s", "dense_bytes"),
+}
+PUSH = {
     "copy from the GPU": ("copy_out_s",),
     "push": (
         "gradient_bytes",
@@ -159,6 +161,9 @@ def slowed(need: Demand, part: str, factor: float) -> Demand:
     if part in FETCH:
         parts = {name: getattr(need.fetch, name) * factor for name in FETCH[part]}
         return replace(need, fetch=replace(need.fetch, **parts))
+    if part in PUSH:
+        parts = {name: getattr(need.push, name) * factor for name in PUSH[part]}
+        return replace(need, push=replace(need.push, **parts))
     if part == "dense sync":
         buckets = tuple(replace(b, seconds=b.seconds * factor) for b in need.buckets)
         return replace(need, buckets=buckets, sync_overhead_s=need.sync_overhead_s * factor)
@@ -167,7 +172,11 @@ def slowed(need: Demand, part: str, factor: float) -> Demand:
 
 @pytest.mark.long
 @settings(max_examples=100)
-@given(uncontended(), st.sampled_from([*FETCH, *OTHERS, "dense sync"]), st.sampled_from([0.0, 1.0]))
+@given(
+    uncontended(),
+    st.sampled_from([*FETCH, *OTHERS, *PUSH, "dense sync"]),
+    st.sampled_from([0.0, 1.0]),
+)
 def test_a_part_is_to_blame_for_as_much_as_slowing_it_costs(scenario, part, gpu_cv):
     """Instants are maxima of sums, so the end is convex in the seconds of a stage: what the path
     blames lies between what one per mille less saves and what one per mille more costs.

@@ -130,14 +130,14 @@ def test_seconds_of_one_batch():
     assert fetch.worker_pool_s == (3.0 + 0.5 * 24 + 0.125 * 96) / 2
     copied = 192 + 96  # rows, and what needs none
     assert fetch.copy_in_s == pytest.approx((1.1 + 0.5 * 3 + 0.25 * copied) / 0.5 + copied / 64)
-    assert need.copy_out_s == (2.0 + 1.5 * 3 + 0.125 * 192) / 0.5 + 192 / 64
-    assert need.worker_scatter_s == (5.0 + 0.25 * 24 + 0.0625 * 120 + 2 * 0.75) / 2
-    assert need.server_update_s == pytest.approx((1.55 + 0.75 * ids + 0.375 * 32 * ids) / 0.25)
-    sent = (fetch.request_bytes, fetch.rows_bytes, fetch.activation_bytes, need.gradient_bytes)
-    assert (need.loader_bytes, *sent, need.push_bytes) == (268, 48, 96, 192, 192, 120)
+    assert need.push.copy_out_s == (2.0 + 1.5 * 3 + 0.125 * 192) / 0.5 + 192 / 64
+    assert need.push.worker_scatter_s == (5.0 + 0.25 * 24 + 0.0625 * 120 + 2 * 0.75) / 2
+    assert need.push.server_update_s == pytest.approx((1.55 + 0.75 * ids + 0.375 * 32 * ids) / 0.25)
+    sent = (fetch.request_bytes, fetch.rows_bytes, fetch.activation_bytes, need.push.gradient_bytes)
+    assert (need.loader_bytes, *sent, need.push.push_bytes) == (268, 48, 96, 192, 192, 120)
     assert need.input_bytes == 96
     # A row is read and copied, or read, added to, and written with as much state.
-    assert (fetch.server_memory_bytes, need.update_memory_bytes) == (2 * 96, 4 * 96)
+    assert (fetch.server_memory_bytes, need.push.update_memory_bytes) == (2 * 96, 4 * 96)
 
 
 def test_compute_is_operations_over_half_of_the_peak():

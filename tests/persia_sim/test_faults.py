@@ -56,7 +56,7 @@ def test_a_crash_delays_everyone_and_losses_are_counted(target):
     plain = simulate(base)
     at = float(plain.stamps[Mark.PUSH][0, 10]) + 2.5e-4  # in the worker's hands
     if target is Target.SERVER:
-        at = float(plain.stamps[Mark.APPLIED][0, 10] - plain.need.server_update_s.max() / 2)
+        at = float(plain.stamps[Mark.APPLIED][0, 10] - plain.need.push.server_update_s.max() / 2)
     run = simulate(disturbed(base, (crash(target, at),)), trace=True)
     assert run.makespan_s > plain.makespan_s + 0.2
     assert run.trace is not None
@@ -156,7 +156,7 @@ def test_a_server_forgets_or_everybody_goes_back():
 def test_a_push_in_the_hands_of_a_server_is_lost_unless_everybody_goes_back():
     base = small_scenario(Mode.HYBRID, steps=30)
     plain = simulate(base)
-    at = float(plain.stamps[Mark.APPLIED][0, 10] - plain.need.server_update_s.max() / 2)
+    at = float(plain.stamps[Mark.APPLIED][0, 10] - plain.need.push.server_update_s.max() / 2)
     alone = crash(Target.SERVER, at)
     partial = simulate(disturbed(base, (alone,))).losses
     full = simulate(disturbed(base, (replace(alone, full=True),))).losses

@@ -73,16 +73,16 @@ STAGES = {
     ),
     "bus": (
         lambda s: with_gpu(s, pcie_bytes_per_s=2 * s.cluster.gpu.pcie_bytes_per_s),
-        lambda need: need.fetch.copy_in_s + need.copy_out_s,
+        lambda need: need.fetch.copy_in_s + need.push.copy_out_s,
     ),
     "cores of GPU hosts": (lambda s: with_host(s, "nn", core_speed=2.0), lambda need: need.load_s),
     "cores of workers": (
         lambda s: with_host(s, "embedding_workers", core_speed=2.0),
-        lambda need: need.fetch.worker_pool_s + need.worker_scatter_s,
+        lambda need: need.fetch.worker_pool_s + need.push.worker_scatter_s,
     ),
     "cores of servers": (
         lambda s: with_host(s, "servers", core_speed=2.0),
-        lambda need: float(need.fetch.server_s.max() + need.server_update_s.max()),
+        lambda need: float(need.fetch.server_s.max() + need.push.server_update_s.max()),
     ),
 }  # fmt: skip
 

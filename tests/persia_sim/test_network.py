@@ -263,8 +263,8 @@ def test_every_byte_that_is_asked_for_is_carried_once(discipline):
     for name, size in run.link_bytes.items():
         sent[next(role for role in sent if name.startswith(role))] += size
     fetch = need.fetch
-    to_rank = fetch.activation_bytes + need.gradient_bytes
-    to_servers = fetch.request_bytes + fetch.rows_bytes + need.push_bytes
+    to_rank = fetch.activation_bytes + need.push.gradient_bytes
+    to_servers = fetch.request_bytes + fetch.rows_bytes + need.push.push_bytes
     assert sent["GPU host"] == pytest.approx(batches * (to_rank + need.input_bytes))
     assert sent["server hosts"] == pytest.approx(batches * to_servers)
     assert sent["worker host"] == pytest.approx(

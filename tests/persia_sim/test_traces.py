@@ -103,7 +103,7 @@ def test_every_row_of_a_batch_is_read_before_it_trains_and_written_after():
 def test_a_crashed_server_loses_its_part_of_a_push_and_no_other(merge):
     base = small_scenario(Mode.HYBRID, merge_pushes=merge, steps=30)
     plain = simulate(base)
-    at = float(plain.stamps[13][0, 10] - plain.need.server_update_s.max() / 2)
+    at = float(plain.stamps[13][0, 10] - plain.need.push.server_update_s.max() / 2)
     event = Crash(target=Target.SERVER, index=3, at_s=at, detect_s=0.05, restart_s=0.1)
     crashed = replace(base, disturbances=(event,))
     run, trace = traced(replace(crashed, trace_shards=True))
