@@ -219,9 +219,11 @@ def die_with_the_parent() -> None:
 def children_of(pid: int | str = "self") -> list[int]:
     """Processes that a process has started and that are still there (Linux)."""
     children: list[int] = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
-            children += map(int, file.read_text().split())
+    with suppress(OSError):  # the process has ended, perhaps while its threads were listed
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):  # the thread has ended
+                file = Path(f"/proc/{pid}/task/{thread}/children")
+                children += map(int, file.read_text().split())
     return children
 
 

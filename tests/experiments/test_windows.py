@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments import result_cache
 from experiments.benching import windows
 from experiments.benching.windows import (
     Ratio,
@@ -195,6 +196,20 @@ def test_the_work_of_a_descendant_that_goes_on_is_our_own(words):
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+
+
+def test_a_process_that_ends_while_its_threads_are_listed_has_no_children(monkeypatch):
+    """So a server that closes does not end the bench that counts its work."""
+    read = []
+
+    def gone(folder):
+        read.append(folder)
+        raise FileNotFoundError(2, "No such file or directory", folder)
+
+    monkeypatch.setattr(os, "listdir", gone)
+    monkeypatch.setattr(os, "scandir", gone)
+    assert result_cache.children_of(os.getpid()) == []
+    assert read
 
 
 @pytest.mark.parametrize(
