@@ -46,18 +46,20 @@ def test_a_point_is_run_until_its_interval_is_narrow_enough():
 
 @pytest.mark.long
 def test_a_run_whose_queues_still_fill_goes_on_however_narrow_its_interval(monkeypatch):
-    """A window of 17 steps before NICs that are asked for more than they give: in 100 steps 9 more
-    begin than are served. Its interval holds the bound; and if it did not, the run would go on."""
-    point = replace(SMALL, workload="criteo-syn1", ranks=8, workers=16, servers=1, tau=16, gpu_cv=0)
+    """A window of 25 steps before NICs that are asked for more than they give: in 100 steps more
+    begin than are served, and the rate stands further above the bound than is allowed. Its interval
+    holds the bound; and if it did not, the run would go on."""
+    allowed = 0.02
+    point = replace(SMALL, workload="criteo-syn1", ranks=8, workers=16, servers=1, tau=24, gpu_cv=0)
     costs = replace(CATALOGUE, launching=None)  # the GPU keeps pace with the NICs' queues
     scenario = replace(points.scenario_of(point), costs=costs)
     short, bound = throughput(simulate(scenario)), answer(scenario)
     assert bound.binds.startswith("server NICs")
-    assert short.mean > 1.05 * bound.samples_per_s
+    assert short.mean > (1 + 2 * allowed) * bound.samples_per_s
     assert short.mean - short.half_width < bound.samples_per_s
     monkeypatch.setattr(measure, "throughput", lambda run: replace(throughput(run), half_width=0.0))
-    found = throughput(until_narrow(scenario, 0.02, 1600))
-    assert found.mean <= 1.02 * bound.samples_per_s
+    found = throughput(until_narrow(scenario, allowed, 1600))
+    assert found.mean <= (1 + allowed) * bound.samples_per_s
 
 
 def test_the_closed_form_bounds_the_simulation():
