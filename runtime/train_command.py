@@ -31,7 +31,7 @@ from runtime.stop import (
 from runtime.train_options import AUTO, Train, cluster_asked, options_report, read_train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from runtime.checkpoint.whole import Checkpoint
     from runtime.data.source import Source
@@ -363,12 +363,17 @@ def train_in_folder(
         from runtime.resize import Pause
 
         pause = Pause.begun_by(resized)
+    shown: dict[str, str] = {}  # beside the bar: the recent loss, the AUC of the last evaluation
     with tqdm(unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
 
         def on_samples(samples: int) -> None:
             bar.update(samples)
             if pause is not None:
                 pause.note()
+
+        def show(figures: Mapping[str, float]) -> None:
+            shown.update((name, f"{value:.4f}") for name, value in figures.items())
+            bar.set_postfix(shown, refresh=False)
 
         def expect(samples: int) -> None:
             bar.total = samples
@@ -386,6 +391,7 @@ def train_in_folder(
             resume=command.resume is not None,
             ending=ending,
             on_samples=on_samples,
+            on_figures=show,
             on_warning=lambda t: say(f"warning: {t}"),
             on_start=say,
             on_total=expect,

@@ -20,8 +20,12 @@ from runtime.rank.feed import StepEnds
 Snapshot = Callable[[], nn.Module]
 Evaluate = Callable[[int, int, nn.Module], None]
 """Given updates and samples so far, and the model as it is."""
+OnFigures = Callable[[Mapping[str, float]], None]
+"""Told figures by name as they come: the loss, and at an evaluation on the way the AUC."""
 MOST_UNREAD = 4
 """Updates whose losses may be on their way from a GPU."""
+SHARE_OF_THE_LAST = 0.05
+"""Of an update's loss in the recent one, which so goes back some twenty updates."""
 
 
 class Meter:
@@ -44,10 +48,14 @@ class Meter:
         every: int | None = None,
         evaluate: Evaluate | None = None,
         on_samples: Callable[[int], None] | None = None,
+        on_figures: OnFigures | None = None,
         ends: StepEnds | None = None,
     ) -> None:
-        """The first sample is about to be read; snapshots are evaluated ``every`` steps. ``ends``:
-        of the steps; None: each update is one."""
+        """The first sample is about to be read; snapshots are evaluated ``every`` steps.
+        ``on_figures`` is told the recent loss after each update. ``ends``: of the steps; None: each
+        update is one."""
+        self._on_figures = on_figures
+        self._recent_loss = math.nan
         self._every = every
         self._evaluate = evaluate
         self._on_samples = on_samples
@@ -89,6 +97,8 @@ class Meter:
         self._count(updates, self.samples + samples)
         self._unread.append((loss, self.samples))
         self.settle(MOST_UNREAD)
+        if self._on_figures and not math.isnan(self._recent_loss):
+            self._on_figures({"loss": self._recent_loss})
         if self._on_samples:
             self._on_samples(samples)
         if self._evaluate and evaluates:
@@ -136,13 +146,20 @@ class Meter:
         """
         while self._unread and (len(self._unread) > unread or is_known(self._unread[0][0])):
             loss, samples = self._unread.popleft()
-            self._losses.append(float(loss))
+            self._note_loss(float(loss))
             known_s = getattr(loss, "known_s", None)
             at_s = time.perf_counter() if known_s is None else known_s
             over_s, began_s = self._paused
             if began_s is not None:  # what a pause waits for was known when it began
                 at_s = min(at_s, began_s)
             self._instants.append(samples, at_s - over_s)
+
+    def _note_loss(self, loss: float) -> None:
+        self._losses.append(loss)
+        if math.isnan(self._recent_loss):
+            self._recent_loss = loss
+        elif not math.isnan(loss):
+            self._recent_loss += SHARE_OF_THE_LAST * (loss - self._recent_loss)
 
     def skip(self) -> None:
         """A batch was left out because its loss or a gradient was not finite."""

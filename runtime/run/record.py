@@ -20,7 +20,7 @@ from runtime.config import TrainConfig, read_config
 from runtime.data.source import Provenance, Source, refuse_other_data
 from runtime.engines.open import opened
 from runtime.object_store import address_of, named_as
-from runtime.rank.progress import BlockMeans
+from runtime.rank.progress import BlockMeans, OnFigures
 from runtime.run.evaluate import best_reachable_auc
 from runtime.run.folder import (
     COMMAND,
@@ -64,6 +64,7 @@ def run_into(
     on_warning: Callable[[str], None] = lambda text: None,
     on_start: Callable[[str], None] = lambda text: None,
     *,
+    on_figures: OnFigures = lambda figures: None,
     on_total: Callable[[int], None] = lambda samples: None,
     resume: bool = False,
     ending: Ending | None = None,
@@ -74,10 +75,11 @@ def run_into(
 ) -> dict[str, Any]:
     """Run ``config``, fill ``folder``, and return the summary.
 
-    ``on_start`` is told the data, its split and its rows before anything is trained, and
-    ``on_total`` the samples that the run will train, where they are known. ``resume``
-    goes on from the folder's newest checkpoint; ``ending`` may ask the run to end: then it raises
-    `Interrupted` after a checkpoint. ``typed`` is what the user wrote, kept beside the config.
+    ``on_start`` is told the data, its split and its rows before anything is trained, ``on_total``
+    the samples that the run will train, where they are known, and ``on_figures`` the recent loss
+    and the first task's AUC of each evaluation on the way. ``resume`` goes on from the folder's
+    newest checkpoint; ``ending`` may ask the run to end: then it raises `Interrupted` after a
+    checkpoint. ``typed`` is what the user wrote, kept beside the config.
     ``rank``: this process is rank 0 of several; ``meet`` is called with the data and the checkpoint
     that is gone on from, and has all ranks agree on them. ``log`` is made with the folder and the
     options as the run begins, and told the scores as they come.
@@ -123,7 +125,9 @@ def run_into(
                 on_samples(start.state.samples)
         elif config.warm_start is not None:
             on_start(f"is to begin with the rows and dense weights of {config.warm_start}")
-        return _train_and_record(folder, config, source, saving, rank, begin, on_samples, log)
+        return _train_and_record(
+            folder, config, source, saving, rank, begin, on_samples, on_figures, log
+        )
 
 
 def beginning(
@@ -163,6 +167,7 @@ def _train_and_record(
     rank: JoinedRank | None,
     begin: Callable[[], None],
     on_samples: Callable[[int], None] | None,
+    on_figures: OnFigures,
     log: type[Logger] | None,
 ) -> dict[str, Any]:
     # Who is told the scores begins with the run, not before it is sure to begin.
@@ -188,6 +193,7 @@ def _train_and_record(
                 saving.on_warning(warning)
         counts = {"updates": point.updates, "samples": point.samples}
         append_metrics(folder, point.evaluation, drained=False, **counts)
+        on_figures({"AUC": next(iter(point.evaluation.tasks.values())).auc})
         for logger in loggers:
             logger.scores(point.samples, scores(point.evaluation), drained=False)
 
@@ -197,6 +203,7 @@ def _train_and_record(
             config,
             source,
             on_samples=on_samples,
+            on_figures=on_figures,
             on_snapshot=on_snapshot,
             on_begin=on_begin,
             saving=None if config.engine.executor == "replay" else saving,

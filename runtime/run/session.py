@@ -44,7 +44,7 @@ from runtime.order.replayable import (
 )
 from runtime.process import flushing_denormals
 from runtime.rank.parts import FUSED, Parts
-from runtime.rank.progress import SpanRecorder, bound_by
+from runtime.rank.progress import OnFigures, SpanRecorder, bound_by
 from runtime.run.evaluate import (
     Evaluation,
     HeldOut,
@@ -113,6 +113,7 @@ def train(
     *,
     tables: Mapping[str, TableConfig] | None = None,
     on_samples: Callable[[int], None] | None = None,
+    on_figures: OnFigures | None = None,
     on_snapshot: Callable[[CurvePoint], None] | None = None,
     on_begin: Callable[[], None] = lambda: None,
     saving: Saving | None = None,
@@ -121,8 +122,9 @@ def train(
     """Train as ``config`` says and evaluate on the test part, or the validation part if asked to.
 
     ``source`` replaces the data that the config names, ``tables`` the config of single tables;
-    ``on_samples`` is told of every dense update's samples, ``on_snapshot`` of every evaluation on
-    the way, ``on_begin`` when all is made ready and the first batch is about to be trained.
+    ``on_samples`` is told of every dense update's samples and ``on_figures`` of the recent loss,
+    ``on_snapshot`` of every evaluation on the way, ``on_begin`` when all is made ready and the
+    first batch is about to be trained.
     ``saving`` says where checkpoints go and what is gone on from. ``rank``: this process is rank 0
     of several. Servers that are processes end with ``close`` of the outcome's store.
 
@@ -166,7 +168,7 @@ def train(
         try:
             with parts.stop.explained():
                 return _train_and_evaluate(
-                    parts, source, saving, origin, on_samples, on_snapshot, on_begin
+                    parts, source, saving, origin, on_samples, on_figures, on_snapshot, on_begin
                 )
         except BaseException:
             parts.close()
@@ -188,6 +190,7 @@ def _train_and_evaluate(
     saving: Saving,
     origin: Checkpoint | None,
     on_samples: Callable[[int], None] | None,
+    on_figures: OnFigures | None,
     on_snapshot: Callable[[CurvePoint], None] | None,
     on_begin: Callable[[], None],
 ) -> Outcome:
@@ -238,7 +241,7 @@ def _train_and_evaluate(
 
     # Train: the order of a trace, or leg by leg until the data or somebody ends it.
     on_begin()
-    training.begin(snapshot, on_samples, judge if keep_best else None)
+    training.begin(snapshot, on_samples, on_figures, judge if keep_best else None)
     if isinstance(training.engine, OrderedRun) and recorded is not None:
         training.engine.run(recorded)
     else:

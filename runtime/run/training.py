@@ -28,7 +28,7 @@ from runtime.order.executor import OrderedRun
 from runtime.order.merge_recordings import merged_trace
 from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
-from runtime.rank.progress import Evaluate
+from runtime.rank.progress import Evaluate, OnFigures
 from runtime.run.folder import plain
 from runtime.run.saver import Cut, RunFailover, Saver, Saving, take_rows
 from runtime.stop import ENOUGH
@@ -186,6 +186,7 @@ class Training:
         self,
         evaluate: Evaluate | None,
         on_samples: Callable[[int], None] | None,
+        on_figures: OnFigures | None = None,
         judge: Judge | None = None,
     ) -> None:
         """The first sample is about to be read; ``judge`` gives the score of each checkpoint."""
@@ -195,7 +196,13 @@ class Training:
         self._began_s = time.perf_counter()
         every = parts.config.evaluation.evaluate_every_steps if self.leads else None
         ends = parts.feed.ends
-        parts.meter.start(every=every, evaluate=evaluate, on_samples=on_samples, ends=ends)
+        parts.meter.start(
+            every=every,
+            evaluate=evaluate,
+            on_samples=on_samples,
+            on_figures=on_figures,
+            ends=ends,
+        )
         if self._start is not None:
             parts.meter.go_on(self._start.state.meter)
             if not self.leads:  # these are counted already, where they are told

@@ -6,10 +6,13 @@ import errno
 import fcntl
 import io
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+import termios
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from zipfile import ZipFile
 
 import pytest
@@ -393,3 +396,19 @@ def test_a_rate_that_float32_rounds_to_nothing_is_refused(option, monkeypatch, c
     assert f"--model.{option} is 1e-50, which float32 rounds to 0" in capsys.readouterr().err
     exact = ["--precision", "float64", "--rows.dtype", "float64"]
     assert read_train([*words[1:], *exact]).run.engine.precision == "float64"
+
+
+def test_a_terminal_sees_the_loss_and_the_auc_as_they_come(tmp_path):
+    mine, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (40, 160))
+    words = "--data synthetic --data.rows 20000 --test-rows 500 --evaluate-every-steps 5 --out"
+    command = [sys.executable, "-m", "runtime", "train", *words.split(), str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=terminal) as run:
+        os.close(terminal)
+        seen = b""
+        with suppress(OSError):  # the end of a terminal
+            while some := os.read(mine, 65536):
+                seen += some
+    os.close(mine)
+    assert run.returncode == 0, seen
+    assert re.search(rb"samples/s, loss=0\.\d{4}, AUC=0\.\d{4}\]", seen), seen

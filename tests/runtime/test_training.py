@@ -21,7 +21,14 @@ from torch import nn
 from persia_sim.base.chrome import Span
 from persia_sim.base.trace import TraceRecorder
 from persia_sim.base.vocabulary import Mode
-from runtime.config import CheckpointConfig, DataConfig, EngineConfig, ModelConfig, TrainConfig
+from runtime.config import (
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    TrainConfig,
+)
 from runtime.dense.averaging import AveragingRound
 from runtime.dense.rules import AsyncRule, StepGradients
 from runtime.embedding.config import RowOptimizer
@@ -371,3 +378,14 @@ def test_the_caller_keeps_his_number_of_threads():
         train(replace(chosen, checkpoint=CheckpointConfig(keep_best="mse")), SOURCE)
     assert torch.get_num_threads() == before
     assert set(seen) == {before + 1}  # and the run had those that it asked for
+
+
+def test_the_recent_loss_and_each_auc_are_told_as_they_come():
+    told = []
+    chosen = replace(config(steps=8), evaluation=EvaluationConfig(evaluate_every_steps=3))
+    outcome = train(chosen, SOURCE, on_figures=told.append)
+    recent, expected = outcome.losses[0], []
+    for loss in outcome.losses:
+        recent += 0.05 * (loss - recent)
+        expected.append(recent)
+    assert [figures["loss"] for figures in told] == pytest.approx(expected)
