@@ -1,12 +1,17 @@
-"""The example models read their fields by name, train, and compute what their papers say."""
+"""The example models read their fields by name, train, and compute what their papers say; and the
+example that serves a model gives its scores."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +19,7 @@ from hypothesis import strategies as st
 
 from runtime.__main__ import main
 from runtime.data.batch import Field, Layout
+from runtime.inference import open_model
 from runtime.models.inputs import Embeddings, InputShape
 from tests.tree import ROOT
 
@@ -112,3 +118,34 @@ def test_it_trains_as_its_first_lines_say(name, tmp_path, monkeypatch):
     assert main(arguments.split()) == 0
     summary = json.loads((Path(out) / "summary.json").read_text())
     assert summary["tasks"]["clicked"]["auc"] > 0.5
+
+
+def test_the_server_of_the_examples_answers_as_predict_does(tmp_path):
+    run, table = str(tmp_path / "run"), EXAMPLES / "clicks.csv"
+    data = ["--data.name", str(EXAMPLES / "clicks.toml"), "--data.rows", "2000"]
+    keep = ["--checkpoint-every", "end", "--test-rows", "200"]
+    assert main(["train", *data, *keep, "--out", run]) == 0
+    samples = pd.read_csv(table, nrows=5).drop(columns=["clicked"])
+    expected = open_model(run).predict_frame(samples)[:, 0]
+
+    command = [sys.executable, str(EXAMPLES / "serve.py"), run, "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = server.stdout.readline().strip()
+
+            def ask(body: bytes) -> tuple[int, object]:
+                try:
+                    with urllib.request.urlopen(url, body) as answer:
+                        return answer.status, json.load(answer)
+                except urllib.error.HTTPError as refused:
+                    return refused.code, json.load(refused)
+
+            status, scores = ask(samples.to_json(orient="records").encode())
+            assert status == 200
+            assert [score["clicked"] for score in scores] == pytest.approx(list(expected))
+            for wrong in (b"", b"[1", b"7", b'[{"user": 7}]'):
+                status, said = ask(wrong)
+                assert status == 400 and said["error"], wrong
+            assert "item" in said["error"]
+        finally:
+            server.terminate()

@@ -130,9 +130,12 @@ def _categorical(
 
 
 def _bags(column: Column, array: ArrowArray, missing: Collection[str]) -> Values:
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     array = plain(array)
+    if array.null_count == len(array):  # nothing says of what type the absent lists are
+        array = pa.nulls(len(array), pa.string())
     bad = _holds_nul(array)
     if is_text(array.type):
         array = pc.split_pattern(array, column.separator)

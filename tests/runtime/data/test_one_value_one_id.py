@@ -287,3 +287,15 @@ def test_a_joined_table_may_write_its_keys_in_another_type():
 def test_a_whole_number_and_its_text_share_one_hash():
     values = np.array([10**16, -(10**18), 0])
     assert hash_texts(["1e+16", "-1e+18", "-0.0"]).tolist() == hash_integers(values).tolist()
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.null(), pa.float64(), pa.list_(pa.int64()), pa.int32()], ids=str
+)
+def test_lists_that_are_all_absent_have_the_id_of_no_value_whatever_their_type(kind):
+    """pandas makes numbers of a column that is empty throughout."""
+    column = Column(name="tags", kind="multi")
+    expected = column_values(column, pa.array(["", ""]), None, ("", "?"))
+    found = column_values(column, pa.nulls(2, kind), None, ("", "?"))
+    assert not found.bad.any() and list(found.lengths) == list(expected.lengths) == [1, 1]
+    assert list(found.data) == list(expected.data)
