@@ -198,7 +198,8 @@ def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Dem
     job = job_of(same, software)
     parts = stages(job)
     beside_s = step_of(parts, job) - parts.dense_s
-    free = replace(_nothing(need, "load_s", "server_shares"), fetch=_nothing(need.fetch))
+    none = {"fetch": _nothing(need.fetch), "push": _nothing(need.push)}
+    free = replace(_nothing(need, "load_s", "server_shares"), **none)
     computed = replace(free, forward_s=parts.forward_s, backward_s=parts.backward_s, buckets=())
     return same, replace(computed, sync_overhead_s=beside_s)
 

@@ -150,7 +150,7 @@ def test_where_nothing_is_copied_nothing_is_charged_and_a_gpu_keeps_its_bus(tmp_
     profile = read_profile(write(tmp_path / "profile.json", PROFILE | said))
     cluster, costs = profile.apply(this_host(), work, CATALOGUE)
     scenario = small_scenario(cluster=cluster, costs=costs)
-    assert demand(scenario).copy_out_s < 1e-9 and demand(scenario).fetch.copy_in_s < 1e-9
+    assert demand(scenario).push.copy_out_s < 1e-9 and demand(scenario).fetch.copy_in_s < 1e-9
     assert "one memory" in costs.copy_in.source
     assert measured(tmp_path / "profile.json", **said).copy_in == CATALOGUE.copy_in
 

@@ -112,7 +112,7 @@ def test_two_pushes_carry_what_one_did():
     for name in ("gradient_bytes", "push_bytes", "update_memory_bytes"):
         both = sum(getattr(push, name) for push in parted.pushes)
         assert both == pytest.approx(getattr(whole.push, name), rel=1e-12), name
-    assert parted.fresh.push_bytes == pytest.approx(whole.push_bytes * 5 / 26, rel=1e-12)
+    assert parted.fresh.push_bytes == pytest.approx(whole.push.push_bytes * 5 / 26, rel=1e-12)
     assert parted.refresh.activation_bytes < whole.fetch.activation_bytes * 5 / 26
     run = simulate(small_scenario(fresh=("5",)))
     assert (run.legs[Leg.FRESH_AT_WORKER] < run.legs[Leg.AT_WORKER]).all()
