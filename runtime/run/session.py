@@ -197,7 +197,6 @@ def _train_and_evaluate(
     """Train what was assembled, evaluate it, and tell all about it."""
     # What the run is: its facts, its order if one is given, and what trained it before.
     config = parts.config
-    meter = parts.meter
     held_out = HeldOut(source, config.evaluation.test_rows, config.evaluation.eval_split)
     curve: list[CurvePoint] = []
     meta = trace_meta(config, source, parts.store.tables)
@@ -254,12 +253,12 @@ def _train_and_evaluate(
     # What was late is applied; the last checkpoint is on the disk.
     rule.drain()
     wall_s = training.wall_s()
-    if not meter.samples:
+    if not parts.meter.samples:
         raise ValueError(
             f"data set {config.data.name} gave no training sample; is its split right?"
         )
     if recorded is not None:
-        refuse_cut_short(recorded, meter.updates)
+        refuse_cut_short(recorded, parts.meter.updates)
         meta["tau"] = recorded.meta.get("tau")
     if training.saver is not None:
         training.saver.wait()  # a server that dies while it is evaluated comes back with all of it
