@@ -63,10 +63,11 @@ def options_of_all_commands() -> tuple[int, int]:
 
 def typed_numbers(text: str) -> tuple[int, int]:
     """Numbers typed by hand, in sentences and in tables: no block that a command writes, no code,
-    no heading."""
+    no heading, no mark of a list."""
     text = re.sub(r"<!-- (?!end)[^>]* -->.*?<!-- end[^>]* -->", "", text, flags=re.S)
     text = re.sub(r"```.*?```", "", text, flags=re.S)
     lines = [line for line in text.splitlines() if not line.startswith(("    ", "#"))]
+    lines = [re.sub(r"^\s*\d+\. ", "", line) for line in lines]
 
     def count(lines: list[str]) -> int:
         prose = re.sub(r"`[^`]*`", "", "\n".join(lines))

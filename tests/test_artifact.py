@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 import tomllib
 
 import pytest
+import stored_index
 import yaml
 
 from experiments.paper.record import STORED, read_rows
@@ -33,18 +33,13 @@ def test_every_stored_table_is_in_the_index_with_its_checksum():
 
 def test_a_command_is_written_beside_the_tables_that_are_named_and_no_others(tmp_path):
     """Who stores a table says nothing of another that somebody changed meanwhile."""
-    place = ROOT / "docs" / "tools" / "stored_index.py"
-    spec = importlib.util.spec_from_file_location("stored_index", place)
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
     for name in ("mine.csv", "theirs.csv"):
         (tmp_path / name).write_text("a\n1\n")
     old = "theirs.csv,persia-experiments old,2026-01-01,a,b,00"
     gone = "gone.csv,persia-experiments old,2026-01-01,a,b,00"
-    (tmp_path / "index.csv").write_text("\n".join([",".join(tool.COLUMNS), gone, old, ""]))
-    assert tool.changed(tmp_path) == ["mine.csv", "theirs.csv"]
-    mine, theirs = tool.index(tmp_path, "persia-experiments new", ["mine.csv"])
+    (tmp_path / "index.csv").write_text("\n".join([",".join(stored_index.COLUMNS), gone, old, ""]))
+    assert stored_index.changed(tmp_path) == ["mine.csv", "theirs.csv"]
+    mine, theirs = stored_index.index(tmp_path, "persia-experiments new", ["mine.csv"])
     assert (mine["file"], mine["command"]) == ("mine.csv", "persia-experiments new")
     assert mine["sha256"] == hashlib.sha256(b"a\n1\n").hexdigest()
     assert ",".join(theirs.values()) == old

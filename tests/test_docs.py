@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import csv
 import importlib
-import importlib.util
 import re
 import shlex
 import shutil
@@ -17,6 +16,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import results_page
+import simulator_blocks
 
 import persia_sim.__main__ as simulator
 from experiments import __main__ as studies
@@ -279,12 +280,6 @@ def test_the_toml_of_a_text_is_read(block, tmp_path):
         assert read_config(file) != TrainConfig()
 
 
-spec = importlib.util.spec_from_file_location("results_page", ROOT / "docs/tools/results_page.py")
-assert spec is not None and spec.loader is not None
-results_page = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(results_page)
-
-
 @pytest.mark.parametrize("page", results_page.BLOCKS, ids=lambda page: page.stem)
 def test_what_a_page_quotes_is_what_is_stored_and_printed(page):
     written = results_page.written(page)
@@ -338,7 +333,7 @@ def test_a_ratio_without_its_range_is_found(block):
 
 
 def test_ranges_hold_what_was_measured_in_eight_of_ten_cases():
-    lines = results_page.held_table().splitlines()[2:]
+    lines = simulator_blocks.held_table().splitlines()[2:]
     shares = [int(line.split("|")[3].strip().removesuffix(" %")) for line in lines]
     assert len(shares) == 5 and min(shares) >= 80
 
