@@ -77,12 +77,17 @@ def _total(values: Iterable[str]) -> int:
     return sum(map(int, values))
 
 
-def wire_steps() -> dict[str, float]:
-    """Seconds a step of every case of `bench-engines --what wire`, by its name."""
-    windows = [
+def wire_windows() -> list[Window]:
+    """Every measurement of `bench-engines --what wire`, in seconds a step."""
+    return [
         Window(int(r["round"]), r["name"], float(r["value"]), 0.0, r["quiet"] == "True")
         for r in read_rows(STORED / "bench_engines_wire.csv")
     ]
+
+
+def wire_steps() -> dict[str, float]:
+    """Seconds a step of every case of `bench-engines --what wire`, by its name."""
+    windows = wire_windows()
     return {
         name: summarize(windows, name).median for name in dict.fromkeys(w.name for w in windows)
     }
@@ -106,8 +111,16 @@ def wire_table() -> str:
 
 
 def measured_gain() -> str:
-    """How many times as fast as sync hybrid is on one host, without a wire and over two."""
+    """How many times as fast as sync hybrid is on one host, without a wire and over two; in
+    brackets the smallest and the largest ratio of a round."""
     steps = wire_steps()
+    values = {(window.round, window.name): window.value for window in wire_windows()}
+
+    def gain(sync: str, late: str) -> str:
+        of_rounds = [values[n, sync] / values[n, late] for n in {number for number, _ in values}]
+        ends = f"({min(of_rounds):.1f} to {max(of_rounds):.1f})"
+        return f"{steps[sync] / steps[late]:.1f} {ends}"
+
     cases = {
         (case.name, case.round_trip_s): case
         for case in wire_cases(WIRE_ROUND_TRIPS_S, WIRE_LOOKUPS[1:])
@@ -116,9 +129,7 @@ def measured_gain() -> str:
         [cases[name, s] for s in WIRE_ROUND_TRIPS_S] for name in ("sync", "hybrid, tau 16")
     )
     alone_s, late_alone_s = (steps[those[0].alone.key] for those in (sync, late))
-    found = " and ".join(
-        f"{steps[a.key] / steps[b.key]:.1f}" for a, b in zip(sync, late, strict=True)
-    )
+    found = " and ".join(gain(a.key, b.key) for a, b in zip(sync, late, strict=True))
     law = " and ".join(
         f"{a.predicted_s(alone_s) / b.predicted_s(late_alone_s):.1f}"
         for a, b in zip(sync, late, strict=True)
@@ -128,5 +139,6 @@ def measured_gain() -> str:
         f"**Gained, measured.** On a host with two cores whose rows lie {away} ms away, hybrid with"
         f" tau 16 is {found} times as fast as sync; the [law of latency](docs/laws.md) said {law},"
         " from runs without a wire. With all rows on the host itself it is"
-        f" {alone_s / late_alone_s:.1f} times as fast."
+        f" {gain(sync[0].alone.key, late[0].alone.key)} times as fast. In brackets stand the two"
+        " rounds."
     )
