@@ -16,11 +16,9 @@ lock, with window marks, pushes and counters of its own, under the rules of look
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,6 +34,7 @@ from runtime.embedding.batch_rows import (
     ShardRows,
     WholePush,
 )
+from runtime.embedding.push_gate import PushGate
 from runtime.embedding.server_rules import ServerRules
 from runtime.stop import Stop, Turns
 
@@ -77,7 +76,8 @@ class EmbeddingServer:
         self.row_staleness = np.zeros(STALENESS_BINS, np.int64)
         self._counted_before: Mapping[str, int] = {}  # by the rows that went before these
         self.on_closed: Callable[[int, int], None] = lambda rank, step: None
-        """Told, under the lock, of each (rank, step) whose push is applied or lost here."""
+        """Told, under the lock, of each (rank, step) whose push is applied or lost here; where
+        tables are fresh both its pushes are."""
         self.span: Span = lambda *work: nullcontext()
         """Around work on rows; the update of a step's merged pushes is that of rank 0."""
         self._recorder = recorder
@@ -108,7 +108,7 @@ class EmbeddingServer:
                 self.lock,
                 is_of_fresh=True,
             )
-            self.fresh.on_closed = lambda rank, step: self.on_closed(rank, step)
+            self.fresh.on_closed = self._note_closed
             self.fresh.span = lambda *work: self.span(*work)
         elif not rules.fresh:
             self.fresh = None
@@ -218,14 +218,16 @@ class EmbeddingServer:
         self._finish_step([step[rank] for rank in range(self._rules.ranks)])
 
     def has_closed(self, rank: int, step: int) -> bool:
-        """Whether the push of (rank, step) is applied or lost here."""
+        """Whether the push of (rank, step) is applied or lost here, also that of fresh tables."""
         with self.lock:
-            return self._marks.has_closed(rank, step)
+            of_fresh = self.fresh is None or self.fresh.has_closed(rank, step)
+            return of_fresh and self._marks.has_closed(rank, step)
 
     def closed(self) -> list[list[int]]:
-        """Which steps of each rank are closed."""
+        """Which steps of each rank are closed; behind them those of fresh tables."""
         with self.lock:
-            return [self._marks.closed(rank) for rank in range(self._rules.ranks)]
+            closed = [self._marks.closed(rank) for rank in range(self._rules.ranks)]
+            return closed + (self.fresh.closed() if self.fresh is not None else [])
 
     def rejoin(self, rank: int, begun: int, still_open: Collection[int]) -> int:
         """After a restart from older rows, or of a rank's embedding worker: what is known of the
@@ -234,7 +236,7 @@ class EmbeddingServer:
         Those that are not ``still_open`` were closed at the server before this one and are not in
         the rows here, or were held by the worker: where they are open here they are lost, and
         counted. In merged modes a step that is lost for one rank is lost as a whole, also for ranks
-        that had not heard it. Returns how many were lost.
+        that had not heard it. Returns how many were lost, with those of fresh tables.
         """
         with self.lock:
             # Steps that were begun and are known neither here nor to the rank are lost: close and
@@ -246,6 +248,8 @@ class EmbeddingServer:
                 self._record(Kind.LOST_PUSH, rank, step)
                 self._marks.close(rank, step)
             self.lost += len(lost)
+            if lost:  # what is pushed was looked up
+                self._served[rank] = max(self._served[rank], lost[-1] + 1)
 
             # A merged step is applied whole or not at all, so the other ranks' pushes of it are
             # lost, too.
@@ -258,7 +262,9 @@ class EmbeddingServer:
         for pushes in waits:
             others = [handle for handle, _ in pushes.values() if handle.rank != rank]
             self._finish_step([(handle, None) for handle in others])
-        return len(lost)
+        if self.fresh is None:
+            return len(lost)
+        return len(lost) + self.fresh.rejoin(rank, begun, still_open)
 
     def finish(self, rank: int, steps: int) -> None:
         """The rank has ``steps`` steps and no more: it holds nobody up."""
@@ -268,6 +274,16 @@ class EmbeddingServer:
             if self.fresh is not None:
                 self.fresh.finish(rank, steps)
             self.lock.notify_all()
+
+    def reopen(self, handle: Handle, *, is_up_to_date: bool) -> None:
+        """After a restart: read a batch that the server before this one has read, and where it was
+        brought up to date there, do that, too. Nobody waits for it."""
+        with self.lock:
+            self.read(handle)
+            self._serve(handle)
+            if is_up_to_date and self.fresh is not None:
+                self.fresh.refresh(handle)
+                self.fresh._serve(handle)
 
     # What happens in one instant, under the lock; the executor of a given order calls these.
 
@@ -403,8 +419,13 @@ class EmbeddingServer:
         with self.lock:
             for handle, _ in pushes:
                 self._marks.close(handle.rank, handle.step)
-                self.on_closed(handle.rank, handle.step)
+                self._note_closed(handle.rank, handle.step)
             self.lock.notify_all()
+
+    def _note_closed(self, rank: int, step: int) -> None:
+        """A push of (rank, step) is closed, of fresh tables or of late ones; perhaps both are."""
+        if self.has_closed(rank, step):
+            self.on_closed(rank, step)
 
 
 def compensated(
@@ -460,78 +481,3 @@ def _merged(ids: Sequence[np.ndarray], gradients: Sequence[np.ndarray]) -> list[
     for place, gradient in zip(places, gradients, strict=True):
         total[place] += gradient  # the ids of one batch are distinct
     return [total[place] for place in places]
-
-
-MOST_WAIT_S = 60.0
-"""A push that stands half applied for longer than this stops the cut with an error."""
-
-
-class PushGate:
-    """Counts pushes that have begun at one shard and not ended at the last, for a consistent cut:
-    an instant at which no push is applied at some shards and not at others.
-
-    While somebody waits for a cut, no push begins; those under way go on. So training pauses for as
-    long as a push takes, and for the copy.
-    """
-
-    def __init__(self, shards: Collection[int]) -> None:
-        self._shards = shards  # of this process
-        self._changed = threading.Condition()
-        self._open: dict[int, tuple[Handle, set[int]]] = {}
-        self._cutters = 0
-
-    @cached_property
-    def of_fresh_tables(self) -> PushGate:
-        """The gate of their pushes, which are others than those of late tables."""
-        return PushGate(self._shards)
-
-    @contextmanager
-    def pushing(self, handles: Sequence[Handle], shard: int) -> Iterator[None]:
-        """Around the push of these handles at one shard."""
-        with self._changed:
-            fresh = [h for h in handles if id(h) not in self._open]
-            if len(fresh) == len(handles):
-                self._changed.wait_for(lambda: not self._cutters)
-            for handle in fresh:
-                self._open[id(handle)] = handle, set(self._shards)
-        try:
-            yield
-        finally:
-            self.leave(handles, shard)
-
-    @contextmanager
-    def cut(self) -> Iterator[None]:
-        """Hold back new pushes once those under way have ended."""
-        # From now on no push may begin.
-        with self._changed:
-            self._cutters += 1
-
-        # A push is under way until all shards have applied it: wait for those that have begun (law
-        # 9).
-        try:
-            with self._changed:
-                if not self._changed.wait_for(lambda: not self._open, MOST_WAIT_S):
-                    pushes = (
-                        f"rank {h.rank} step {h.step}: {sorted(s)}" for h, s in self._open.values()
-                    )
-                    raise TimeoutError(
-                        f"no consistent cut within {MOST_WAIT_S:.0f} s: pushes are applied at some"
-                        f" shards only ({'; '.join(pushes)} are missing); push them or call lose()"
-                        " before saving"
-                    )
-            yield
-        finally:
-            # Pushes that were held back may begin.
-            with self._changed:
-                self._cutters -= 1
-                self._changed.notify_all()
-
-    def leave(self, handles: Sequence[Handle], shard: int) -> None:
-        """Their push is over at one shard, or lost there."""
-        with self._changed:
-            for handle in handles:
-                _, left = self._open.get(id(handle), (handle, set()))
-                left.discard(shard)
-                if not left:
-                    self._open.pop(id(handle), None)
-            self._changed.notify_all()

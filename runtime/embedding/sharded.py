@@ -21,7 +21,8 @@ from persia_sim.base.trace import ALL, TraceRecorder
 from runtime.data.batch import Batch, Layout
 from runtime.embedding.batch_rows import STALENESS_BINS, Handle, RankPush, ShardRows
 from runtime.embedding.config import TableConfig
-from runtime.embedding.server import EmbeddingServer, PushGate, Span
+from runtime.embedding.push_gate import PushGate
+from runtime.embedding.server import EmbeddingServer, Span
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import EmbeddingStore, Lease
 from runtime.stop import Stop

@@ -8,7 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 from persia_sim.base.trace import TraceRecorder
-from persia_sim.base.vocabulary import COMMON_STEP, OWN_STEPS, refuse_unless_carried
+from persia_sim.base.vocabulary import (
+    COMMON_STEP,
+    FRESH_TABLES,
+    OWN_STEPS,
+    refuse_unless_carried,
+)
 from runtime.config import DataConfig, TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
@@ -26,11 +31,13 @@ from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.connections import named_ranks
 from runtime.engines.rows.remote_store import RemoteStore
 from runtime.engines.wire.peers import STUCK_S, crowding
-from runtime.rank.parts import server_rules
+from runtime.rank.parts import fresh_tables, server_rules
 from runtime.stop import Stop
 
-CARRIES = COMMON_STEP | OWN_STEPS
+CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
 """The modes whose lookups and pushes travel."""
+WORKERS_CARRY = COMMON_STEP | OWN_STEPS
+"""Those whose vectors travel, too."""
 
 
 class RowProcesses:
@@ -38,7 +45,13 @@ class RowProcesses:
     to."""
 
     def __init__(self, config: TrainConfig, layout: Layout, tables: list[TableConfig]) -> None:
-        """Start them, on this host or those that the config names."""
+        """Start them, on this host or those that the config names. Raises ValueError for a mode that
+        they do not carry."""
+        sync = config.sync
+        fresh = bool(sync.fresh)
+        refuse_unless_carried(sync.mode, CARRIES, "servers as processes", fresh=fresh)
+        if config.engine.workers:
+            refuse_unless_carried(sync.mode, WORKERS_CARRY, "embedding workers", fresh=fresh)
         self.servers = _start(config, _server_configs(config, layout, tables))
         self.every = [self.servers]
         try:
@@ -111,6 +124,7 @@ def worker_of(
             seed=config.seed,
             segments=_segments(config),
             half=config.sync.half,
+            fresh=fresh_tables(config.sync.fresh, layout),
             stop=stop,
             close=close,
             restart=restart,
@@ -165,8 +179,6 @@ def _start(
 def _server_configs(
     config: TrainConfig, layout: Layout, tables: list[TableConfig]
 ) -> list[ServerConfig]:
-    sync = config.sync
-    refuse_unless_carried(sync.mode, CARRIES, "servers as processes", fresh=bool(sync.fresh))
     alone = config.sync.ranks == 1 and config.sync.mode.reads_fresh_rows
     engine = config.engine
     return [

@@ -21,7 +21,7 @@ from persia_sim.base.trace import ALL, Event, Kind, Trace, TraceRecorder
 from persia_sim.base.vocabulary import Mode
 
 _READS = (Kind.LOOKUP, Kind.REFRESH)
-_WRITES = (Kind.PUSH, Kind.LOST_PUSH)
+_WRITES = (Kind.PUSH, Kind.LOST_PUSH, Kind.FRESH_PUSH, Kind.FRESH_LOST_PUSH)
 _TAUGHT = (Kind.DENSE_UPDATE, Kind.DENSE_PUSH)
 """A batch's gradient reaches the dense weights."""
 _BLOCK_EVENTS = 8192

@@ -265,8 +265,7 @@ class Team:
         sync = config.sync
         self.permits: Permits | None = None
         if sync.permits is not None:
-            closings = parts.store.shards * (2 if sync.fresh else 1)  # a push for each group
-            self.permits = Permits(sync.ranks, sync.permits, closings, parts.stop)
+            self.permits = Permits(sync.ranks, sync.permits, parts.store.shards, parts.stop)
             parts.store.on_closed(self.permits.give_back)
         self.copies = self._open_copies()
 
@@ -320,10 +319,9 @@ class Permits:
     """The original's other bound: batches of a rank between the start of its lookup and the moment
     at which every server has closed its push."""
 
-    def __init__(self, ranks: int, permits: int, closings: int, stop: Stop) -> None:
-        """``closings``: pushes of a (rank, step) that are closed, at all servers together."""
+    def __init__(self, ranks: int, permits: int, servers: int, stop: Stop) -> None:
         self._permits = permits
-        self._of_a_batch = closings
+        self._servers = servers
         self._stop = stop
         self._in_flight = [0] * ranks
         self._closings: Counter[tuple[int, int]] = Counter()
@@ -344,7 +342,7 @@ class Permits:
         """A server has closed the push of (rank, step); with the last one the permit is free."""
         with self._changed:
             self._closings[rank, step] += 1
-            if self._closings[rank, step] == self._of_a_batch:
+            if self._closings[rank, step] == self._servers:
                 del self._closings[rank, step]
                 self._in_flight[rank] -= 1
                 self._changed.notify_all()

@@ -19,17 +19,22 @@ from runtime.rank.parts import fresh_tables
 from runtime.run.saver import Saving
 from runtime.run.session import train
 from tests.runtime.worlds import (
+    ENGINES,
     ArraySource,
     TwoTables,
+    World,
     assert_same_bytes,
     changed,
     config,
+    on_engine,
     run,
 )
 
 SOURCE = TwoTables(300)
 """Tables: rows (of user and tags), items (of item)."""
 ORDERS = ["constant_lag", "ordered"]
+CARRYING = [engine for engine in ENGINES if engine != "workers"]
+"""Those that run many ranks at once."""
 
 
 def hybrid(**changes):
@@ -169,18 +174,30 @@ def test_a_field_means_its_table_and_a_name_that_the_data_lack_is_refused():
         train(hybrid(fresh=("films",)), SOURCE)
 
 
-SLOW_PUSHES = {"merged": {}, "on arrival": {"merge_pushes": False}, "permits": {"permits": 2}}
+SLOW_PUSHES = {
+    "merged": {},
+    "on arrival": {"merge_pushes": False},
+    "permits": {"permits": 2},
+    "half": {"wire": "half"},
+}
 
 
+def of_groups(world: World) -> list[tuple[dict, dict]]:
+    """What each server has counted of its late tables, and of its fresh ones."""
+    return [(status, status["fresh"]) for status in world.store.statuses()]
+
+
+@pytest.mark.law12
 @pytest.mark.law19
+@pytest.mark.parametrize("engine", CARRYING)
 @pytest.mark.parametrize("name", SLOW_PUSHES)
 @pytest.mark.parametrize("latency_s", [0.0, 0.003])
-def test_a_run_of_threads_replays_to_its_bytes_and_reads_its_fresh_tables_exactly(
-    name, latency_s, tmp_path
+def test_a_concurrent_run_replays_to_its_bytes_and_reads_its_fresh_tables_exactly(
+    name, latency_s, engine, tmp_path
 ):
     options = {"fresh": ("item",), **SLOW_PUSHES[name]}
-    threads = {"executor": "concurrent", "latency_s": latency_s, "ranks": 3, **options}
-    world = run(hybrid(**threads), SOURCE)
+    concurrent = on_engine(engine, 2) | {"latency_s": latency_s, "ranks": 3, **options}
+    world = run(hybrid(**concurrent), SOURCE)
     world.trace.save(tmp_path / "trace.npz")
     options.pop("permits", None)
     again = run(hybrid(ranks=3, **options), SOURCE, order=Trace.load(tmp_path / "trace.npz"))
@@ -190,22 +207,33 @@ def test_a_run_of_threads_replays_to_its_bytes_and_reads_its_fresh_tables_exactl
     # Fresh tables miss nothing, the others at most tau steps (law 5).
     assert not staleness_in_steps(world.trace.of_fresh_tables()).missing_steps.any()
     assert staleness_in_steps(world.trace).oldest_missing_steps.max() <= 3
-    for server in world.store.servers:
-        assert server.row_staleness[1:].any() and not server.fresh.row_staleness[1:].any()
+    for late, fresh in of_groups(world):
+        assert any(late["row_staleness"][1:]) and not any(fresh["row_staleness"][1:])
+        assert (late["version"], fresh["version"]) == (3 * 13, 3 * 13)
 
 
 @pytest.mark.law19
+@pytest.mark.parametrize("engine", CARRYING)
 @pytest.mark.parametrize("limits", [{}, {"capacity": Capacity(rows=20)}])
-def test_threads_with_all_tables_fresh_give_the_bytes_of_sync(limits):
+def test_a_concurrent_run_with_all_tables_fresh_gives_the_bytes_of_sync(limits, engine):
     rows = replace(config().rows, admission=Admission(kind="frequency", sightings=2), **limits)
-    fresh = hybrid(fresh=("all",), rows=rows, executor="concurrent", merge_pushes=False)
+    fresh = hybrid(fresh=("all",), rows=rows, merge_pushes=False, **on_engine(engine, 2))
     assert_same_bytes(run(config(ranks=2, shards=2, rows=rows), SOURCE), run(fresh, SOURCE))
 
 
+@pytest.mark.law19
+@pytest.mark.parametrize("engine", CARRYING)
+def test_at_tau_0_a_concurrent_run_gives_the_bytes_of_sync_whatever_is_fresh(engine):
+    adam = {"optimizer": RowOptimizer(kind="adam", lr=0.05)}
+    fresh = hybrid(tau=0, fresh=("item",), **adam, **on_engine(engine, 2))
+    assert_same_bytes(run(config(ranks=2, shards=2, **adam), SOURCE), run(fresh, SOURCE))
+
+
+@pytest.mark.parametrize("engine", CARRYING)
 @pytest.mark.parametrize("merges", [True, False])
-def test_lost_pushes_of_both_groups_are_counted_and_hold_nobody_up(merges):
+def test_lost_pushes_of_both_groups_are_counted_and_hold_nobody_up(merges, engine):
     world = run(
-        hybrid(fresh=("item",), executor="concurrent", merge_pushes=merges),
+        hybrid(fresh=("item",), merge_pushes=merges, **on_engine(engine, 2)),
         SOURCE,
         lose_push=lambda rank, step: rank == 1 and step % 5 == 0,
     )
@@ -213,33 +241,38 @@ def test_lost_pushes_of_both_groups_are_counted_and_hold_nobody_up(merges):
     for kind in (Kind.LOST_PUSH, Kind.FRESH_LOST_PUSH):
         assert sorted((r, s) for _, _, r, s, _, _ in world.trace.of_kind(kind).tolist()) == lost
     assert world.meter.pushes_lost == 3
-    assert [server.lost + server.fresh.lost for server in world.store.servers] == [6, 6]
+    for groups in of_groups(world):
+        for group in groups:
+            assert (group["lost"], group["version"] + group["lost"]) == (3, 2 * 13)
 
 
-def test_curves_of_threads_read_fresh_tables_with_all_earlier_pushes(tmp_path: Path):
+@pytest.mark.parametrize("engine", CARRYING)
+def test_concurrent_curves_read_fresh_tables_with_all_earlier_pushes(engine):
     """A snapshot stands behind the dense update of a step, before any push of it: where every table
     is fresh, its figures are those of sync."""
 
     def curve(**changes):
-        every = {"evaluate_every_steps": 2, "ranks": 2, "shards": 2}
+        every = {"evaluate_every_steps": 2, "ranks": 2}
         points = train(config(**every, **changes), SOURCE).curve
         return [(p.updates, p.evaluation.predictions.tobytes()) for p in points]
 
-    fresh = {"mode": Mode.HYBRID, "fresh": ("all",), "executor": "concurrent"}
-    exact = curve(executor="concurrent")
+    fresh = {"mode": Mode.HYBRID, "fresh": ("all",)} | on_engine(engine, 2)
+    exact = curve(executor="concurrent", shards=2)
     assert len(exact) > 3 and curve(**fresh) == exact
 
 
-@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
-def test_a_run_that_was_cut_goes_on_with_the_counters_of_both_groups(executor, tmp_path: Path):
+@pytest.mark.parametrize("engine", ["constant_lag", *CARRYING])
+def test_a_run_that_was_cut_goes_on_with_the_counters_of_both_groups(engine, tmp_path: Path):
     """Adam's correction counts updates of a group, so a forgotten count shows in the bytes."""
     adam = RowOptimizer(kind="adam", lr=0.05)
-    fresh = ("item",) if executor == "constant_lag" else ("all",)  # threads: what has no timing
-    chosen = hybrid(fresh=fresh, executor=executor, optimizer=adam, checkpoint_every=4)
+    fresh = ("item",) if engine == "constant_lag" else ("all",)  # others: what has no timing
+    chosen = hybrid(fresh=fresh, optimizer=adam, checkpoint_every=4, **on_engine(engine, 2))
     whole = train(chosen, SOURCE, saving=Saving(tmp_path / "whole"))
     cut = read_checkpoint(complete_checkpoints(tmp_path / "whole")[0])
-    for settings in (chosen, changed(chosen, shards=3)):
-        folder = tmp_path / f"{settings.engine.shards}"
+    servers = "servers" if chosen.engine.servers else "shards"
+    for number in (2, 3):
+        settings = changed(chosen, **{servers: number})
+        folder = tmp_path / f"{number}"
         resumed = train(settings, SOURCE, saving=Saving(folder, cut))
         assert_same_bytes(whole, resumed)
 

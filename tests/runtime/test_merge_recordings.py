@@ -18,7 +18,7 @@ from persia_sim.base.window import constant_lag
 from runtime.order.merge_recordings import merge_recordings, merged_trace
 
 READS = (Kind.LOOKUP, Kind.REFRESH)
-WRITES = (Kind.PUSH, Kind.LOST_PUSH)
+WRITES = (Kind.PUSH, Kind.LOST_PUSH, Kind.FRESH_PUSH, Kind.FRESH_LOST_PUSH)
 TAUGHT = (Kind.DENSE_UPDATE, Kind.DENSE_PUSH)
 
 
@@ -46,16 +46,17 @@ def spread(order: list[Event], shards: int, shuffle: random.Random) -> list[np.n
     tau=st.integers(0, 3),
     shards=st.integers(1, 3),
     merged=st.booleans(),
+    fresh=st.booleans(),
     shuffle=st.randoms(use_true_random=False),
 )
 @pytest.mark.law12
 def test_the_merged_order_obeys_every_recording_and_every_ranks_program(
-    mode, ranks, steps, tau, shards, merged, shuffle
+    mode, ranks, steps, tau, shards, merged, fresh, shuffle
 ):
     order = list(
         constant_lag(
             mode, ranks=ranks, has_batch=lambda k: k < steps, tau=tau, merge_pushes=merged,
-            average_every=2,
+            average_every=2, fresh=fresh and mode.may_merge,
         )
     )  # fmt: skip
     recordings = spread(order, shards, shuffle)

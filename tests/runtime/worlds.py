@@ -36,7 +36,7 @@ from runtime.order.executor import OrderedRun
 from runtime.order.merge_recordings import merged_trace
 from runtime.process import flushing_denormals
 from runtime.rank.learner import Learner
-from runtime.rank.parts import fresh_tables
+from runtime.rank.parts import Parts, fresh_tables
 from runtime.rank.progress import Meter, SpanRecorder
 from runtime.run.session import Outcome
 from runtime.run.training import open_executor
@@ -274,11 +274,15 @@ def _run(
         alone.run(*() if order is None else [order])
         rule = alone.rule
     rule.drain()
-    sync = settings.sync
-    meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window}
-    meta["fresh"] = list(fresh_tables(sync.fresh, source.layout))
-    trace = merged_trace(parts.recorder.finish(**meta), parts.store.recorded())
-    return World(parts.worker, parts.learner, trace, parts.meter, rule.snapshot())
+    return World(parts.worker, parts.learner, trace_of(parts), parts.meter, rule.snapshot())
+
+
+def trace_of(parts: Parts) -> Trace:
+    """The order of a run, also where servers have written it down."""
+    sync = parts.config.sync
+    fresh = list(fresh_tables(sync.fresh, parts.store.layout))
+    meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window, "fresh": fresh}
+    return merged_trace(parts.recorder.finish(**meta), parts.store.recorded())
 
 
 def assert_same_bytes(one: World | Outcome, other: World | Outcome) -> None:

@@ -3,7 +3,7 @@ pieces of these that go to one server, or come from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,11 +13,27 @@ from runtime.embedding.batch_rows import ROWS, BatchPlan, ByTable
 from runtime.embedding.half import decoded, encoded
 from runtime.engines.wire.messages import (
     Message,
+    MessageKind,
     Placed,
 )
 from runtime.engines.wire.segments import Places, Segment, SegmentPool
 
 Which = Literal["ids", "values", "gradients"]
+OfTables = np.ndarray | slice
+"""bool [T], which of a batch's tables are meant; or all of them."""
+EVERY = slice(None)
+
+
+def fresh_among(tables: Sequence[str], fresh: Collection[str]) -> OfTables:
+    """Which of these tables are fresh; where none is, what travels is of every table."""
+    return np.array([name in fresh for name in tables]) if fresh else EVERY
+
+
+def tables_in(kind: MessageKind, fresh: OfTables) -> OfTables:
+    """The tables whose rows or gradients travel with a message of this kind."""
+    if isinstance(fresh, slice) or kind in (MessageKind.FRESH_PUSH, MessageKind.BRING_UP_TO_DATE):
+        return fresh
+    return ~fresh if kind is MessageKind.PUSH else EVERY
 
 
 class Spans:
@@ -29,8 +45,8 @@ class Spans:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         whole, starts, sizes = self._cut()
-        if sizes.sum() == len(whole):  # they touch
-            yield whole
+        if (total := sizes.sum()) in (0, len(whole)):  # they touch, or there are none
+            yield whole[:total]
             return
         for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
             yield whole[start : start + size]
@@ -73,9 +89,17 @@ class HalvedSpans(Spans):
 
 
 def spans_of(
-    which: Which, segment: Segment, placed: Placed, dims: np.ndarray, dtype: str, *, half: bool
+    which: Which,
+    segment: Segment,
+    placed: Placed,
+    dims: np.ndarray,
+    dtype: str,
+    *,
+    half: bool,
+    tables: OfTables = EVERY,
 ) -> Spans:
-    """One kind of array of a server's part of a batch; ``half``: how rows travel."""
+    """One kind of array of a server's part of a batch; ``half``: how rows travel, which are those
+    of ``tables`` (ids are of every one)."""
 
     def cut() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         first, rows, at = placed.spans.T
@@ -83,12 +107,13 @@ def spans_of(
             ids = segment.array(placed.ids_at, (int(first[-1] + rows[-1]),), np.uint64)
             return ids, first, rows
         start = placed.values_at if which == "values" else placed.gradients_at
-        return segment.array(start, (placed.elements(dims),), dtype), at, rows * dims
+        numbers = segment.array(start, (placed.elements(dims),), dtype)
+        return numbers, at[tables], (rows * dims)[tables]
 
     spans = Spans(cut)
     if not half or which == "ids":
         return spans
-    return HalvedSpans(spans, np.repeat(dims, placed.spans[:, ROWS]), dtype)
+    return HalvedSpans(spans, np.repeat(dims[tables], placed.spans[tables, ROWS]), dtype)
 
 
 @dataclass(slots=True)
@@ -105,8 +130,13 @@ class SentBatch:
     """Servers that have not closed its push."""
     read_at: set[int] = field(default_factory=set)
     """Servers whose rows are here."""
-    push: Message | None = None
-    """What was sent to the servers, once it was."""
+    up_to_date_at: set[int] = field(default_factory=set)
+    """Servers that have brought them up to date, where they do."""
+    pushes: list[Message] = field(default_factory=list)
+    """What was sent to the servers, once it was: that of fresh tables first, where there are any.
+    """
+    fresh: OfTables = EVERY
+    """As `fresh_among` gives them."""
     half: bool = False
     """How rows and gradients travel."""
     dtype: str = "float32"
@@ -120,14 +150,35 @@ class SentBatch:
             self.parts[shard] = Placed(self.number, *self.starts, self.plan.spans_of(shard))
         return self.parts[shard]
 
-    def arrays(self, which: Which, shard: int) -> Spans:
-        """The spans of a server's part, in place."""
+    def ids(self, shard: int) -> Spans:
+        """Those of a server's part, in place."""
+        return self._arrays("ids", shard, EVERY)
+
+    def rows(self, shard: int, asked: MessageKind) -> Spans:
+        """Where those of a server's part belong that answer a request of this kind."""
+        return self._arrays("values", shard, tables_in(asked, self.fresh))
+
+    def given(self, shard: int, push: Message) -> Iterable[np.ndarray]:
+        """The gradients of a server's part that go with a push; none with one that is lost."""
+        if push.number:
+            return ()
+        return self._arrays("gradients", shard, tables_in(push.kind, self.fresh))
+
+    def _arrays(self, which: Which, shard: int, tables: OfTables) -> Spans:
+        placed = self.placed(shard)
         dims = self.plan.dims
-        return spans_of(which, self.segment, self.placed(shard), dims, self.dtype, half=self.half)
+        return spans_of(
+            which, self.segment, placed, dims, self.dtype, half=self.half, tables=tables
+        )
 
 
 def lay_out(
-    plan: BatchPlan, dtype: str, pool: SegmentPool, *, half: bool = False
+    plan: BatchPlan,
+    dtype: str,
+    pool: SegmentPool,
+    *,
+    half: bool = False,
+    fresh: OfTables = EVERY,
 ) -> tuple[SentBatch, ByTable]:
     """Waits for a segment that is free; ids are in it then, rows and gradients have their place.
     Also the rows."""
@@ -141,5 +192,7 @@ def lay_out(
         ByTable(segment.array(start, (count,), dtype), plan, wide=True) for start in starts[1:]
     )
     servers = set(range(plan.bounds.shape[1] - 1))
-    sent = SentBatch(number, segment, plan, starts, gradients, servers, half=half, dtype=dtype)
+    sent = SentBatch(
+        number, segment, plan, starts, gradients, servers, half=half, dtype=dtype, fresh=fresh
+    )
     return sent, values

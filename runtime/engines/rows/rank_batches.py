@@ -7,8 +7,8 @@ server's own; only values and gradients are in memory that the rank can write.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,7 +26,16 @@ from runtime.embedding.batch_rows import (
 )
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import open_handle
-from runtime.engines.rows.batch_layout import HalvedSpans, Spans, Which, spans_of
+from runtime.engines.rows.batch_layout import (
+    EVERY,
+    HalvedSpans,
+    OfTables,
+    Spans,
+    Which,
+    fresh_among,
+    spans_of,
+    tables_in,
+)
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.messages import (
     BadMessageError,
@@ -38,6 +47,7 @@ from runtime.engines.wire.messages import (
 )
 from runtime.engines.wire.segments import Segment
 
+PUSHES = (MessageKind.PUSH, MessageKind.FRESH_PUSH, MessageKind.WRITE_BACK)
 _NOTHING = Batch(
     np.zeros(0, np.uint64), None, np.zeros((0, 0), np.float32), np.zeros((0, 1), np.float32)
 )
@@ -55,10 +65,14 @@ class OpenBatch:
     """In which it lies, whatever its number stands for since."""
     closed_to: Channel | None = None
     """Receives CLOSED when its push is applied or lost; None: it is not pushed."""
+    pushed: set[MessageKind] = field(default_factory=set)
+    """What has come of its push: that of fresh tables comes by itself."""
     coming: Spans | None = None
     """Its gradients, where they travel."""
+    shown: ByTable | None = None
+    """Where the rank sees its rows, of a batch that was opened again: elsewhere than they are."""
 
-    def pushed(self) -> RankPush:
+    def push(self) -> RankPush:
         """The rank's push with its gradients, which are here."""
         if self.coming is not None:
             self.coming.arrived()
@@ -76,12 +90,15 @@ class RankBatches:
         tables: Sequence[TableConfig],
         *,
         half: bool = False,
+        fresh: Collection[str] = (),
     ) -> None:
-        """``half``: how its rows and gradients travel."""
+        """``half``: how its rows and gradients travel; ``fresh``: tables whose do so apart."""
         self.rank = rank
         self.client = ""
         """The name of the process that has the rank."""
         self._half = half
+        self._names_of_fresh = fresh
+        self._fresh = fresh_among([table.name for table in tables], fresh)
         self.users: dict[str, tuple[Channel, int]] = {}
         """By role, the connection and the process."""
         self.of_earlier_run: set[str] = set()
@@ -98,7 +115,14 @@ class RankBatches:
 
     def anew(self) -> RankBatches:
         """Empty ones of the same rank, for a process that takes it over."""
-        return RankBatches(self.rank, self._shard, self._shards, self._tables, half=self._half)
+        return RankBatches(
+            self.rank,
+            self._shard,
+            self._shards,
+            self._tables,
+            half=self._half,
+            fresh=self._names_of_fresh,
+        )
 
     def attach(self, message: Message, segment: Segment | None) -> None:
         """Take a segment; one of the same number is let go."""
@@ -113,11 +137,12 @@ class RankBatches:
 
     def place(self, message: Message) -> list[memoryview] | None:
         """Where arrays belong that follow a message; None: they are not needed any more."""
-        if message.kind in (MessageKind.PUSH, MessageKind.WRITE_BACK):
+        if message.kind in PUSHES:
             batch = self.known(message.step)
-            if batch is None or batch.closed_to is not None:  # closed, or it came before
+            if batch is None or message.kind in batch.pushed:  # closed, or it came before
                 return None
-            batch.coming = self._arrays("gradients", batch.placed, batch.segment)
+            tables = tables_in(message.kind, self._fresh)
+            batch.coming = self._arrays("gradients", batch.placed, batch.segment, tables)
             return batch.coming.room()
         with self._lock:
             if message.step in self._open:  # asked again: its ids are here
@@ -125,11 +150,15 @@ class RankBatches:
             placed = self._placed(message)
             return self._arrays("ids", placed, self._segments[placed.segment]).room()
 
-    def values(self, batch: Handle) -> Spans:
-        """The rows that a rank on another host is sent."""
-        spans = batch.plans.spans
-        rows = Spans(lambda: (batch.values.flat, spans[:, AT], spans[:, ROWS] * self._dims))
-        return HalvedSpans(rows, batch.plans.row_sizes(), self._dtype) if self._half else rows
+    def values(self, batch: Handle, asked: MessageKind) -> Spans:
+        """The rows that a rank on another host is sent, which has asked in this way."""
+        tables = tables_in(asked, self._fresh)
+        spans = batch.plans.spans[tables]
+        dims = self._dims[tables]
+        rows = Spans(lambda: (batch.values.flat, spans[:, AT], spans[:, ROWS] * dims))
+        if not self._half:
+            return rows
+        return HalvedSpans(rows, np.repeat(dims, spans[:, ROWS]), self._dtype)
 
     def batch(self, message: Message) -> Handle:
         """The batch of a lookup, which is opened by its first one."""
@@ -143,11 +172,19 @@ class RankBatches:
     def reopen(self, message: Message) -> Handle:
         """A batch that the server before this one has read, and nobody has pushed.
 
-        The rank computes with the rows that it has; those found here stay here.
+        The rank computes with the rows that it has; those found here stay here, but for fresh
+        ones, as soon as they are up to date.
         """
         handle = self.batch(message)
+        self._open[message.step].shown = handle.values
         handle.values = handle.values.of(np.empty_like(handle.values.flat))
         return handle
+
+    def show_fresh(self, batch: OpenBatch) -> None:
+        """The fresh rows of a batch are up to date: where the rank sees others, it is given them."""
+        if batch.shown is not None:
+            for name in self._names_of_fresh:
+                batch.shown[name][...] = batch.handle.values[name]
 
     def known(self, step: int) -> OpenBatch | None:
         """The open batch of a step."""
@@ -183,8 +220,13 @@ class RankBatches:
             )
         return placed
 
-    def _arrays(self, which: Which, placed: Placed, segment: Segment) -> Spans:
-        return spans_of(which, segment, placed, self._dims, self._dtype, half=self._half)
+    def _arrays(
+        self, which: Which, placed: Placed, segment: Segment, tables: OfTables = EVERY
+    ) -> Spans:
+        dims = self._dims
+        return spans_of(
+            which, segment, placed, dims, self._dtype, half=self._half, tables=tables
+        )
 
     def _opened(self, rank: int, step: int, placed: Placed) -> OpenBatch:
         segment = self._segments[placed.segment]

@@ -18,7 +18,7 @@ import numpy as np
 from persia_sim.base.trace import TraceRecorder
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
-from runtime.embedding.server import MOST_WAIT_S
+from runtime.embedding.push_gate import MOST_WAIT_S
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import divided
 from runtime.embedding.store import EmbeddingStore, SavedServer

@@ -12,8 +12,9 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from runtime.embedding.batch_rows import Handle, RankPush
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Planner
 from runtime.embedding.store import Lease
-from runtime.engines.rows.batch_layout import SentBatch, lay_out
+from runtime.engines.rows.batch_layout import SentBatch, fresh_among, lay_out
 from runtime.engines.rows.client import ServerClient
 from runtime.engines.rows.connections import Incarnation, ServerRestoredError
 from runtime.engines.rows.remote_control import RemoteControl
@@ -53,16 +54,22 @@ class RemoteStore(RemoteControl):
         seed: int,
         segments: int,
         half: bool = False,
+        fresh: Collection[str] = (),
         stop: Stop | None = None,
         close: Callable[[], None] = lambda: None,
         restart: Callable[[int], None] | None = None,
     ) -> None:
-        """``segments``: batches of a rank in flight; ``half``: as of `ServerRules`; ``close`` ends
-        what was started for it; ``restart`` starts a server again that awaits its rows, where this
-        process may do that."""
+        """``segments``: batches of a rank in flight; ``half`` and ``fresh``: as of `ServerRules`;
+        ``close`` ends what was started for it; ``restart`` starts a server again that awaits its
+        rows, where this process may do that."""
         stop = Stop() if stop is None else stop
         super().__init__(layout, tables, client, stop, seed, segments, restart)
         self.half = half
+        self._fresh = fresh_among(list(self.tables), fresh)
+        self._look_ups = "prefetches" if fresh else "lookups"
+        """Over which connections: where tables are fresh they are brought up to date over the
+        other ones, so that this waits for no late rows that are on their way."""
+        self._pushes = [MessageKind.FRESH_PUSH] * bool(fresh) + [MessageKind.PUSH]
         self._planner = Planner(layout.fields, self.tables.values(), self.shards)
         self._dtype = next(iter(self.tables.values())).dtype
         closed = weakref.WeakMethod(self._closed)
@@ -78,7 +85,8 @@ class RemoteStore(RemoteControl):
     def begin(self, rank: int, step: int, batch: Batch) -> Handle:
         """Merge duplicates and plan the shards; waits for a segment of shared memory."""
         plan = self._planner.plan(batch)
-        sent, values = lay_out(plan, self._dtype, self._pools[rank], half=self.half)
+        pool = self._pools[rank]
+        sent, values = lay_out(plan, self._dtype, pool, half=self.half, fresh=self._fresh)
         with self._changed:
             self._sent[rank, step] = sent
             self._begun[rank] = step + 1
@@ -86,7 +94,7 @@ class RemoteStore(RemoteControl):
 
     def ask(self, handle: Handle) -> None:
         """Send off what `look_up` waits for."""
-        self._ask(MessageKind.LOOK_UP, handle, self._sent_of(handle), "lookups")
+        self._ask(MessageKind.LOOK_UP, handle, self._sent_of(handle), self._look_ups)
 
     def ask_ahead(self, handle: Handle) -> None:
         """Send off what `look_up_ahead` waits for: over a connection of its own, since the step
@@ -99,14 +107,15 @@ class RemoteStore(RemoteControl):
 
     def look_up(self, handle: Handle) -> None:
         """Read the batch's rows at all servers, creating absent ones, when each allows it."""
-        self._read(MessageKind.LOOK_UP, handle, self._sent_of(handle), "lookups")
+        self._read(MessageKind.LOOK_UP, handle, self._sent_of(handle), self._look_ups)
 
     def look_up_ahead(self, handle: Handle) -> None:
         """A prefetch of lookahead: read at any time, without side effect."""
         self._read(MessageKind.LOOK_AHEAD, handle, self._sent_of(handle), "prefetches")
 
     def bring_up_to_date(self, handle: Handle) -> None:
-        """Replace prefetched rows that were written since, when all earlier pushes are applied."""
+        """Replace prefetched rows that were written since, when all earlier pushes are applied;
+        where tables are fresh, theirs."""
         self._read(MessageKind.BRING_UP_TO_DATE, handle, self._sent_of(handle), "lookups")
 
     def lease(self, handle: Handle, ahead: int) -> Lease:
@@ -129,25 +138,25 @@ class RemoteStore(RemoteControl):
 
     def give(self, push: RankPush) -> None:
         """Hand over a rank's gradients; the servers say later that they have closed the push."""
-        self._push(MessageKind.PUSH, push)
+        self._push(self._pushes, push)
 
     def write_back(self, push: RankPush) -> None:
         """The lookup of a batch that was on lease, and its push, in one message: what comes back is
         that the push is closed."""
-        self._push(MessageKind.WRITE_BACK, push)
+        self._push([MessageKind.WRITE_BACK], push)
 
-    def _push(self, kind: MessageKind, push: RankPush) -> None:
+    def _push(self, kinds: Sequence[MessageKind], push: RankPush) -> None:
         handle, rows = push
         sent = self._sent_of(handle)
         if rows is not None and rows is not sent.gradients:
             for name, gradients in rows.items():
                 np.copyto(sent.gradients[name], gradients)
-        push_it = Message(kind, handle.rank, handle.step, number=int(rows is None))
-        with self._changed:
-            sent.push = push_it  # from now on a server that comes back is sent it, too
-        for shard in range(self.shards):
-            given = () if rows is None else sent.arrays("gradients", shard)
-            self._client.push(shard, push_it, given)
+        rank = handle.rank
+        step = handle.step
+        with self._changed:  # from now on a server that comes back is sent them, too
+            sent.pushes = [Message(kind, rank, step, number=int(rows is None)) for kind in kinds]
+        for push_it, shard in product(sent.pushes, range(self.shards)):
+            self._client.push(shard, push_it, sent.given(shard, push_it))
 
     def peek(self, batch: Batch) -> Handle:
         """The batch's rows as they are now, for evaluation: creates and records nothing."""
@@ -215,7 +224,7 @@ class RemoteStore(RemoteControl):
         for place in range(self.shards):
             shard = (handle.step + place) % self.shards
             began_s = time.perf_counter()
-            while not self._has_answered(handle, sent, role, shard):
+            while not self._has_answered(kind, handle, sent, role, shard):
                 self._ask_again(kind, handle, sent, role, shard)
             waited_s = time.perf_counter() - began_s
             with self._changed:
@@ -276,16 +285,18 @@ class RemoteStore(RemoteControl):
         shard = server.shard
         is_known = kind is MessageKind.BRING_UP_TO_DATE  # then the server has its ids
         body = b"" if is_known else pack_placed(sent.placed(shard))
-        ids = () if is_known else sent.arrays("ids", shard)
+        ids = () if is_known else sent.ids(shard)
         request = Message(kind, handle.rank, handle.step, body, number)
         self._client.attach(role, server, handle.rank, sent.number, sent.segment)
         self._client.send(role, shard, request, ids, server=server)
 
-    def _has_answered(self, handle: Handle, sent: SentBatch, role: str, shard: int) -> bool:
+    def _has_answered(
+        self, kind: MessageKind, handle: Handle, sent: SentBatch, role: str, shard: int
+    ) -> bool:
         """Whether the server has answered in the incarnation that has the request."""
         rank = handle.rank
         step = handle.step
-        rows = sent.arrays("values", shard)
+        rows = sent.rows(shard, kind)
         unanswered = self._unanswered[role, rank, shard]
         server = unanswered[step]
         try:
@@ -298,7 +309,8 @@ class RemoteStore(RemoteControl):
         with self._changed:
             if server.has_ended:
                 return False
-            sent.read_at.add(shard)
+            is_known = kind is MessageKind.BRING_UP_TO_DATE
+            (sent.up_to_date_at if is_known else sent.read_at).add(shard)
             del unanswered[step]
             self._changed.notify_all()
         handle.version[shard] = rows_message.number
@@ -339,14 +351,15 @@ class RemoteStore(RemoteControl):
             body = pack_segment(sent.number, sent.segment.size)
             channel.send(Message(MessageKind.SEGMENT, rank, ALL, body), segment=sent.segment)
             server.mapped[rank, sent.number] = sent.segment
-            reopen = Message(MessageKind.REOPEN, rank, step, pack_placed(sent.placed(shard)))
-            channel.send(reopen, sent.arrays("ids", shard))
+            place = pack_placed(sent.placed(shard))
+            is_up_to_date = int(shard in sent.up_to_date_at)
+            reopen = Message(MessageKind.REOPEN, rank, step, place, is_up_to_date)
+            channel.send(reopen, sent.ids(shard))
             answer, _ = self._client.receive(channel, server, stops=False, within_s=START_WITHIN_S)
             if answer.kind is not MessageKind.ROWS:
                 raise PeerError(f"embedding server {shard} does not open a batch again: {answer}")
-            if sent.push is not None:
-                given = () if sent.push.number else sent.arrays("gradients", shard)
-                server.channels["pushes", rank].send(sent.push, given)
+            for push in sent.pushes:
+                server.channels["pushes", rank].send(push, sent.given(shard, push))
 
         # Ranks that have no more steps hold nobody up.
         for rank, steps in finished.items():

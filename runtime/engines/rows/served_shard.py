@@ -13,11 +13,12 @@ import numpy as np
 from persia_sim.base.schema import parse
 from persia_sim.base.trace import TraceRecorder
 from runtime.embedding.native.store import NativeShard
-from runtime.embedding.server import EmbeddingServer, PushGate
+from runtime.embedding.push_gate import PushGate
+from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.server_rules import ServerRules
 from runtime.engines.launch.process_config import ServerConfig
 from runtime.engines.rows.failover import Restore
-from runtime.engines.rows.rank_batches import RankBatches
+from runtime.engines.rows.rank_batches import PUSHES, RankBatches
 from runtime.engines.wire.calls import Payload, send_payload
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
@@ -76,15 +77,17 @@ class ServedShard:
         elif kind is MessageKind.LOOK_AHEAD:
             server.look_up_ahead(handle := batches.batch(message))
         elif kind is MessageKind.REOPEN:
-            server.read(handle := batches.reopen(message))
+            is_up_to_date = bool(message.number)
+            server.reopen(handle := batches.reopen(message), is_up_to_date=is_up_to_date)
         elif kind is MessageKind.BRING_UP_TO_DATE:
             known = batches.known(step)
             if known is None:
                 raise BadMessageError(f"step {step} of rank {batches.rank} was never prefetched")
             server.bring_up_to_date(handle := known.handle)
+            batches.show_fresh(known)
         elif kind is MessageKind.LEASE:
             return self._lease(channel, batches, message)
-        elif kind in (MessageKind.PUSH, MessageKind.WRITE_BACK):
+        elif kind in PUSHES:
             return self._push(channel, batches, message)
         elif kind is MessageKind.FINISH:
             return server.finish(batches.rank, step)
@@ -93,7 +96,7 @@ class ServedShard:
 
         # The rows lie in the batch's segment; between hosts they follow the answer.
         version = handle.version[self.config.shard]
-        rows = () if kind is MessageKind.REOPEN else batches.values(handle)
+        rows = () if kind is MessageKind.REOPEN else batches.values(handle, kind)
         sent = self._counted(channel, rows)
         channel.send(Message(MessageKind.ROWS, batches.rank, step, number=version), sent)
 
@@ -126,14 +129,19 @@ class ServedShard:
         """At most once: what is closed is acknowledged again, what waits is not taken twice."""
         # A client that lost its connection sends a push again: law 13 wants it applied once.
         step = message.step
+        kind = message.kind
         is_lost = bool(message.number)
+        group = self.server.fresh if kind is MessageKind.FRESH_PUSH else self.server
+        if group is None:
+            raise BadMessageError(f"no table is fresh, and a {kind.name} of step {step} came")
         with self.server.lock:  # a push is closed under it
             batch = batches.known(step)
             repeated = self.server.has_closed(batches.rank, step)
-            waiting = batch is not None and batch.closed_to is not None
+            waiting = batch is not None and kind in batch.pushed
             if batch is not None and not waiting:
-                if message.kind is MessageKind.WRITE_BACK and not repeated:
+                if kind is MessageKind.WRITE_BACK and not repeated:
                     self.server.look_up(batch.handle)  # NotReady: nothing is done yet
+                batch.pushed.add(kind)
                 batch.closed_to = channel
             self.repeated_pushes += repeated or waiting
             if not waiting and not repeated:
@@ -141,7 +149,7 @@ class ServedShard:
                     raise BadMessageError(
                         f"the push of rank {batches.rank}, step {step} has had no lookup here"
                     )
-                return self.server.give((batch.handle, None) if is_lost else batch.pushed())
+                return group.give((batch.handle, None) if is_lost else batch.push())
 
         # It is closed already: say so again, the first answer was lost.
         if repeated:

@@ -127,7 +127,15 @@ class Service(ServedShard):
         config = self.config
         if not 0 <= rank < self.rules.ranks:
             raise BadMessageError(f"rank {rank} does not exist, the run has {self.rules.ranks}")
-        empty = RankBatches(rank, config.shard, config.shards, config.tables, half=self.rules.half)
+        rules = self.rules
+        empty = RankBatches(
+            rank,
+            config.shard,
+            config.shards,
+            config.tables,
+            half=rules.half,
+            fresh=rules.fresh,
+        )
         batches = self.batches.setdefault(rank, empty)
         user, pid = batches.users.setdefault(role, (channel, payload["pid"]))
         if user is not channel:
@@ -248,7 +256,7 @@ class ControlConnection(ServerCalls):
         self._server.peek(handle)
         version = handle.version[self._server.shard]
         rows = Message(MessageKind.ROWS, ALL, message.step, number=version)
-        self._channel.send(rows, self._batches.values(handle))
+        self._channel.send(rows, self._batches.values(handle, message.kind))
 
     # The calls.
 

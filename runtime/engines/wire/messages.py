@@ -28,7 +28,7 @@ from runtime.files import BrokenFileError
 from runtime.stop import PeerError
 
 MAGIC = b"PtbR"
-VERSION = 10
+VERSION = 11
 MOST_BODY_BYTES = 1 << 16
 MOST_SEGMENTS = 1 << 16
 """Segments of one rank: far beyond any window that fits a memory."""
@@ -73,22 +73,27 @@ class MessageKind(IntEnum):
     LOOK_AHEAD = 12
     """lookahead: the same at any time, without side effect. ROWS."""
     BRING_UP_TO_DATE = 13
-    """lookahead: replace what was written since. ROWS."""
+    """lookahead, fresh tables: replace what was written since. ROWS."""
     LEASE = 14
     """lookahead forwarded: where the batch lies; number: ahead. RESULT: rows with their state."""
     REOPEN = 15
-    """After a restart of the server: where a batch lies that an earlier one has read. ROWS."""
+    """After a restart of the server: where a batch lies that an earlier one has read, and
+    (number 1) brought up to date. ROWS."""
     ROWS = 20
     """The rows are in the segment; number: the server's version when they were read."""
     PUSH = 30
     """The gradients are in the segment, or (number 1) lost. CLOSED, whenever that is."""
     CLOSED = 31
-    """The push of (rank, step) is applied or lost here; its gradients are no longer needed."""
+    """The push of (rank, step) is applied or lost here, where tables are fresh both its pushes
+    are; its gradients are no longer needed."""
     WRITE_BACK = 33
     """lookahead forwarded: PUSH of a batch that was on lease, and before it the lookup whose rows
     nobody needs. CLOSED."""
     FINISH = 32
     """The rank has ``step`` steps and no more; not answered."""
+    FRESH_PUSH = 35
+    """As PUSH, of the fresh tables alone, whose rows the next step waits for; before PUSH, which
+    is of the others then."""
     RUN_BEGINS = 34
     """What came before it over this connection was of a run that was stopped. RUN_BEGINS, behind
     the last answer to that."""

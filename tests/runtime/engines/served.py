@@ -64,7 +64,15 @@ def served(
     )
     chosen = range(rules.ranks) if ranks is None else ranks
     client = ServerClient(processes.address, chosen, processes.how_it_ended)
-    store = RemoteStore(layout, tables, client, seed=0, segments=segments, close=processes.close)
+    store = RemoteStore(
+        layout,
+        tables,
+        client,
+        seed=0,
+        segments=segments,
+        fresh=rules.fresh,
+        close=processes.close,
+    )
     store.run_folder = run_folder
     try:
         yield Served(processes, client, store)

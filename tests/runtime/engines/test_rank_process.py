@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from persia_sim.base.chrome import Span
 from persia_sim.base.staleness import summary_of
-from persia_sim.base.trace import Kind, Trace
+from persia_sim.base.trace import ALL, Kind, Trace
 from persia_sim.base.vocabulary import Mode, Stage
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.dense.group import RankGroup
@@ -33,16 +33,24 @@ from runtime.engines import rank_process
 from runtime.engines.open import assemble_for
 from runtime.engines.rank_process import ProcessRank, behind
 from runtime.engines.threads import ConcurrentRun
-from runtime.order.merge_recordings import merged_trace
 from runtime.run import ranks as run_of_ranks
 from runtime.run.ranks import follow, meet_as_leader
 from runtime.run.record import run_into
 from runtime.stop import Interrupted, PeerError, Stop
 from tests.runtime.spawned import Processes
-from tests.runtime.worlds import TUNED, ArraySource, World, changed, config, predictions_in, run
+from tests.runtime.worlds import (
+    TUNED,
+    TwoTables,
+    World,
+    changed,
+    config,
+    predictions_in,
+    run,
+    trace_of,
+)
 
 RANKS, SERVERS = 3, 2
-SOURCE = ArraySource(24 * 17 + 7)
+SOURCE = TwoTables(24 * 17 + 7)
 """18 steps; of the last one's 7 samples every rank has a few."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "sync": {},
@@ -51,17 +59,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hybrid, tau 0": {"mode": Mode.HYBRID, "tau": 0},
     "merged": {"mode": Mode.HYBRID, "tau": 3},
     "on arrival": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False},
-    "losing": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False},
+    "fresh": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False, "fresh": ("item",)},
+    "all fresh": {"mode": Mode.HYBRID, "tau": 3, "fresh": ("all",)},
+    "losing": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False, "fresh": ("item",)},
     "permits": {"mode": Mode.RAW_HYBRID, "tau": None, "permits": 2, "merge_pushes": False},
     "async": {"mode": Mode.ASYNC, "tau": 2},
     "async, shares": {"mode": Mode.ASYNC, "tau": 2, "match": "global"},
     "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 2, "average_every_s": 0.01},
 }
 WORKERS = ["sync", "lookahead", "merged", "losing", "async"]
-SETTINGS |= {f"{name}, workers": SETTINGS[name] | {"workers": 2} for name in WORKERS}
+SETTINGS |= {f"{name}, workers": SETTINGS[name] | {"workers": 2, "fresh": ()} for name in WORKERS}
 LOST = {(1, 4), (2, 4), (1, 13)}
 """Rank and step of the pushes that are lost in `losing`, which trains in two legs."""
-EQUAL_TO_SYNC = ["sync", "lookahead", "hybrid, tau 0", "sync, workers", "lookahead, workers"]
+EQUAL_TO_SYNC = ["sync", "lookahead", "hybrid, tau 0", "all fresh"]
+EQUAL_TO_SYNC += ["sync, workers", "lookahead, workers"]
 
 
 def settings_of(name: str) -> TrainConfig:
@@ -117,12 +128,6 @@ def train_one(
     return World(parts.worker, parts.learner, trace_of(parts), parts.meter, model)
 
 
-def trace_of(parts) -> Trace:
-    sync = parts.config.sync
-    meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window}
-    return merged_trace(parts.recorder.finish(**meta), parts.store.recorded())
-
-
 def write_down(folder: Path, world: World) -> None:
     folder.mkdir(exist_ok=True)
     np.savez(folder / "state.npz", **world.state())
@@ -169,7 +174,7 @@ def test_a_ring_sums_in_another_order_and_no_more(found, sync):
             assert gap < 1e-5, key
 
 
-BOUNDED = ["merged", "on arrival", "async", "merged, workers"]
+BOUNDED = ["merged", "on arrival", "fresh", "async", "merged, workers"]
 ONE_OF_EACH = [
     pytest.param(name, marks=pytest.mark.long if name.endswith(", workers") else ())
     for name in SETTINGS
@@ -226,6 +231,8 @@ def test_no_lookup_misses_more_than_tau_steps(name, found):
     order = Trace.load(found / name / "trace.npz")
     most = summary_of(order).max_steps
     assert 0 < most <= SETTINGS[name]["tau"]
+    of_fresh = summary_of(order.of_fresh_tables())
+    assert (of_fresh.mean_pushes, of_fresh.max_steps) == (0, 0)
 
 
 @pytest.mark.law13
@@ -243,12 +250,14 @@ def test_what_any_rank_loses_is_counted_once_and_all_else_is_applied(found):
 def check_losses(found: Path, expected: set[tuple[int, int]], ranks: int = RANKS) -> None:
     order = Trace.load(found / "trace.npz")
     for shard in range(SERVERS):
-        lost, applied = (
-            [(e.rank, e.step) for e in order if e.kind == kind and e.shard == shard]
-            for kind in (Kind.LOST_PUSH, Kind.PUSH)
+        lost, applied, lost_fresh, applied_fresh = (
+            sorted((e.rank, e.step) for e in order if e.kind == kind and e.shard == shard)
+            for kind in (Kind.LOST_PUSH, Kind.PUSH, Kind.FRESH_LOST_PUSH, Kind.FRESH_PUSH)
         )
-        assert sorted(lost) == sorted(expected)
+        assert lost == sorted(expected)
         assert sorted(lost + applied) == [(r, s) for r in range(ranks) for s in range(18)]
+        if order.meta.get("fresh"):  # what else there is of a step is applied as one
+            assert (lost_fresh, applied_fresh) == (lost, [(ALL, s) for s in range(18)])
 
 
 STEPS, MORE_STEPS, EVERY = 45, 60, 15

@@ -170,6 +170,7 @@ def proxied(monkeypatch, cut: Cut, damage: Callable[[bytes], bytes] = lambda dat
 SYNC = {"mode": Mode.SYNC, "ranks": 2}
 LOOKAHEAD = {"mode": Mode.LOOKAHEAD, "ranks": 2}
 HYBRID = {"mode": Mode.HYBRID, "ranks": 2, "tau": 0}
+FRESH = {**HYBRID, "fresh": ("item",)}
 FORWARDED = {"mode": Mode.LOOKAHEAD, "ranks": 2, "lookahead": "forwarded"}
 
 

@@ -55,6 +55,7 @@ from tests.runtime.engines.served import LAYOUT, SGD, batch_of, one_step, ones
 from tests.runtime.engines.test_faults import in_thread, lives, suspend, until
 from tests.runtime.engines.wire.broken_cables import (
     FORWARDED,
+    FRESH,
     HYBRID,
     LOOKAHEAD,
     SECRET,
@@ -70,9 +71,9 @@ from tests.runtime.engines.wire.broken_cables import (
     silent_at,
     store_behind,
 )
-from tests.runtime.worlds import ArraySource, assert_same_bytes, config, host_of_servers, run
+from tests.runtime.worlds import TwoTables, assert_same_bytes, config, host_of_servers, run
 
-SOURCE = ArraySource(300)
+SOURCE = TwoTables(300)
 
 
 @pytest.mark.long
@@ -83,9 +84,10 @@ SOURCE = ArraySource(300)
         (SYNC, {Kinds.PUSH, Kinds.FINISH, Kinds.CALL, Kinds.RESULT}),
         (HYBRID, {Kinds.SEGMENT, Kinds.LOOK_UP, Kinds.ROWS, Kinds.PING, Kinds.PONG}),
         (LOOKAHEAD, {Kinds.LOOK_AHEAD, Kinds.BRING_UP_TO_DATE, Kinds.ROWS, Kinds.CLOSED}),
+        (FRESH, {Kinds.LOOK_UP, Kinds.BRING_UP_TO_DATE, Kinds.FRESH_PUSH, Kinds.PUSH}),
         (FORWARDED, {Kinds.LEASE}),
     ],
-    ids=["greeting", "sync", "hybrid", "lookahead", "forwarded"],
+    ids=["greeting", "sync", "hybrid", "lookahead", "fresh", "forwarded"],
 )
 @pytest.mark.law1
 @pytest.mark.law2
