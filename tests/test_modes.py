@@ -84,14 +84,15 @@ def test_an_engine_carries_out_a_combination_of_rules_or_refuses_it(rules, engin
     assert f"mode {mode} ({rules}) is not carried out by {engine}" in str(refusal.value)
 
 
-@pytest.mark.parametrize("engine", ["constant_lag", "replay", "concurrent", "workers"])
+@pytest.mark.parametrize("engine", ["constant_lag", "replay", "concurrent", "processes"])
 @pytest.mark.parametrize("mode", [mode for mode in Mode if mode.may_merge])
 def test_an_engine_carries_fresh_tables_out_or_refuses_them(mode, engine):
     """Never silently as late ones."""
     assert mode.rules_with(True) in FRESH_TABLES
-    if engine == "workers":
-        with pytest.raises(ValueError, match=r"fresh tables ahead.*by embedding workers"):
-            parts(mode, fresh=("all",), executor="concurrent", servers=1, workers=1)
+    if engine == "processes":
+        place = "runtime.engines.row_processes.CARRIES"
+        with patch(place, {mode.rules}), pytest.raises(ValueError, match="servers as processes"):
+            parts(mode, fresh=("all",), executor="concurrent", servers=1)
         return
     executor = {"constant_lag": ConstantLagRun, "replay": OrderedRun, "concurrent": ConcurrentRun}
     name = "concurrent" if engine == "concurrent" else "constant_lag"

@@ -69,13 +69,19 @@ class EmbeddingWorker:
 
     def pool(self, handle: Handle, allocate: Allocate | None = None) -> FieldVectors:
         """The fields' vectors from the handle's rows, where ``allocate`` wants them."""
+        return self.pool_as(self._pooling, handle, allocate)
+
+    def pool_as(
+        self, pooling: Pooling, handle: Handle, allocate: Allocate | None = None
+    ) -> FieldVectors:
+        """The same of the fields of one pooling, perhaps some alone."""
         if not self._live_row_seen:
             self._live_row_seen = bool(handle.values.flat.any())
         where = {} if allocate is None else {"allocate": allocate}
         rows = handle.values
         if self.store.half and handle.rank != ALL:  # an evaluation reads rows as they are
             rows = rows.of(rounded(rows.flat, handle.plans.row_sizes()))
-        return self._pooling.forward(handle.batch, handle.plans, rows, **where)
+        return pooling.forward(handle.batch, handle.plans, rows, **where)
 
     def scatter(self, handle: Handle, gradients: VectorGradients | None) -> ByTable:
         """Gradients of the handle's rows, duplicates summed; None is of a batch without samples.

@@ -35,9 +35,7 @@ from runtime.rank.parts import fresh_tables, server_rules
 from runtime.stop import Stop
 
 CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
-"""The modes whose lookups and pushes travel."""
-WORKERS_CARRY = COMMON_STEP | OWN_STEPS
-"""Those whose vectors travel, too."""
+"""The modes whose lookups and pushes travel, to servers and to workers."""
 
 
 class RowProcesses:
@@ -45,13 +43,10 @@ class RowProcesses:
     to."""
 
     def __init__(self, config: TrainConfig, layout: Layout, tables: list[TableConfig]) -> None:
-        """Start them, on this host or those that the config names. Raises ValueError for a mode that
-        they do not carry."""
+        """Start them, on this host or those that the config names. Raises ValueError for a mode
+        that they do not carry."""
         sync = config.sync
-        fresh = bool(sync.fresh)
-        refuse_unless_carried(sync.mode, CARRIES, "servers as processes", fresh=fresh)
-        if config.engine.workers:
-            refuse_unless_carried(sync.mode, WORKERS_CARRY, "embedding workers", fresh=fresh)
+        refuse_unless_carried(sync.mode, CARRIES, "servers as processes", fresh=bool(sync.fresh))
         self.servers = _start(config, _server_configs(config, layout, tables))
         self.every = [self.servers]
         try:
@@ -146,6 +141,7 @@ def worker_of(
         layout=layout,
         tables=tables,
         seed=config.seed,
+        fresh=fresh_tables(config.sync.fresh, layout),
         stop=stop,
         restart=restart,
     )
@@ -212,8 +208,9 @@ def _worker_configs(
             tables=tuple(tables),
             seed=config.seed,
             segments=_segments(config),
-            may_return=config.sync.mode.reads_late_rows,
+            may_return=config.sync.mode.reads_late_rows and not config.sync.fresh,
             half=config.sync.half,
+            fresh=fresh_tables(config.sync.fresh, layout),
         )
         for worker in range(workers)
     ]

@@ -341,7 +341,12 @@ class Training:
         )
         of_history = ("longest_pause_s", "resumed_at_samples", "trace_since_samples")
 
-        # Rows and pushes are sums over the servers.
+        # Rows and pushes are sums over the servers, and at each over its late and fresh tables.
+        groups = [[server, *([server["fresh"]] if "fresh" in server else [])] for server in servers]
+        lost, replaced = (
+            [sum(group[name] for group in of_server) for of_server in groups]
+            for name in ("lost", "rows_replaced")
+        )
         return Figures(
             wall_s=wall_s,
             samples_per_s=meter.samples_per_s(),
@@ -349,7 +354,8 @@ class Training:
             rows_expired=counts["expired"],
             lookups_not_admitted=counts["not_admitted"],
             row_gradients_dropped=sum(counts[name] for name in counts if "gradients_" in name),
-            pushes_lost_at=[server["lost"] for server in servers],
+            pushes_lost_at=lost,
+            rows_replaced=sum(replaced),
             loss_scale=parts.learner.scale.value,
             ranks_fused=parts.fused,
             checkpoints_written=history.checkpoints_written - history.checkpoints_failed,
@@ -357,7 +363,7 @@ class Training:
             stopped_early=history.since_best >= (parts.config.evaluation.stop_after or math.inf),
             **{name: getattr(meter, name) for name in of_meter},
             **{name: getattr(history, name) for name in of_history},
-            **{n: sum(s[n] for s in servers) for n in ("rows", "resident_bytes", "rows_replaced")},
+            **{name: sum(s[name] for s in servers) for name in ("rows", "resident_bytes")},
         )
 
     def wall_s(self) -> float:

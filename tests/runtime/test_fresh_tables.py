@@ -33,8 +33,8 @@ from tests.runtime.worlds import (
 SOURCE = TwoTables(300)
 """Tables: rows (of user and tags), items (of item)."""
 ORDERS = ["constant_lag", "ordered"]
-CARRYING = [engine for engine in ENGINES if engine != "workers"]
-"""Those that run many ranks at once."""
+EVERY_ENGINE = ["threads"]
+EVERY_ENGINE += [pytest.param(one, marks=pytest.mark.long) for one in ENGINES[1:]]
 
 
 def hybrid(**changes):
@@ -145,6 +145,7 @@ def test_a_run_tells_how_late_late_and_fresh_tables_were():
     assert outcome.staleness.max_steps == 3
     assert outcome.staleness_of_fresh_tables.max_steps == 0
     assert outcome.staleness_of_fresh_tables.mean_pushes == 0
+    assert outcome.figures.rows_replaced > 0
     assert train(hybrid(), SOURCE).staleness_of_fresh_tables is None
 
 
@@ -189,7 +190,7 @@ def of_groups(world: World) -> list[tuple[dict, dict]]:
 
 @pytest.mark.law12
 @pytest.mark.law19
-@pytest.mark.parametrize("engine", CARRYING)
+@pytest.mark.parametrize("engine", EVERY_ENGINE)
 @pytest.mark.parametrize("name", SLOW_PUSHES)
 @pytest.mark.parametrize("latency_s", [0.0, 0.003])
 def test_a_concurrent_run_replays_to_its_bytes_and_reads_its_fresh_tables_exactly(
@@ -213,7 +214,7 @@ def test_a_concurrent_run_replays_to_its_bytes_and_reads_its_fresh_tables_exactl
 
 
 @pytest.mark.law19
-@pytest.mark.parametrize("engine", CARRYING)
+@pytest.mark.parametrize("engine", EVERY_ENGINE)
 @pytest.mark.parametrize("limits", [{}, {"capacity": Capacity(rows=20)}])
 def test_a_concurrent_run_with_all_tables_fresh_gives_the_bytes_of_sync(limits, engine):
     rows = replace(config().rows, admission=Admission(kind="frequency", sightings=2), **limits)
@@ -222,14 +223,14 @@ def test_a_concurrent_run_with_all_tables_fresh_gives_the_bytes_of_sync(limits, 
 
 
 @pytest.mark.law19
-@pytest.mark.parametrize("engine", CARRYING)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_at_tau_0_a_concurrent_run_gives_the_bytes_of_sync_whatever_is_fresh(engine):
     adam = {"optimizer": RowOptimizer(kind="adam", lr=0.05)}
     fresh = hybrid(tau=0, fresh=("item",), **adam, **on_engine(engine, 2))
     assert_same_bytes(run(config(ranks=2, shards=2, **adam), SOURCE), run(fresh, SOURCE))
 
 
-@pytest.mark.parametrize("engine", CARRYING)
+@pytest.mark.parametrize("engine", EVERY_ENGINE)
 @pytest.mark.parametrize("merges", [True, False])
 def test_lost_pushes_of_both_groups_are_counted_and_hold_nobody_up(merges, engine):
     world = run(
@@ -246,7 +247,7 @@ def test_lost_pushes_of_both_groups_are_counted_and_hold_nobody_up(merges, engin
             assert (group["lost"], group["version"] + group["lost"]) == (3, 2 * 13)
 
 
-@pytest.mark.parametrize("engine", CARRYING)
+@pytest.mark.parametrize("engine", EVERY_ENGINE)
 def test_concurrent_curves_read_fresh_tables_with_all_earlier_pushes(engine):
     """A snapshot stands behind the dense update of a step, before any push of it: where every table
     is fresh, its figures are those of sync."""
@@ -261,7 +262,7 @@ def test_concurrent_curves_read_fresh_tables_with_all_earlier_pushes(engine):
     assert len(exact) > 3 and curve(**fresh) == exact
 
 
-@pytest.mark.parametrize("engine", ["constant_lag", *CARRYING])
+@pytest.mark.parametrize("engine", ["constant_lag", *EVERY_ENGINE])
 def test_a_run_that_was_cut_goes_on_with_the_counters_of_both_groups(engine, tmp_path: Path):
     """Adam's correction counts updates of a group, so a forgotten count shows in the bytes."""
     adam = RowOptimizer(kind="adam", lr=0.05)
@@ -307,6 +308,23 @@ def test_a_replay_refuses_a_trace_whose_fresh_tables_differ(tmp_path: Path):
             replayed(name, **changes)
     with pytest.raises(ValueError, match="fresh"):
         replayed("fresh.npz", fresh=("user",))
+
+
+@pytest.mark.parametrize("kinds", [{Kind.FRESH_PUSH}, {Kind.PUSH}, {Kind.PUSH, Kind.FRESH_PUSH}])
+@pytest.mark.law13
+def test_a_summary_counts_what_is_lost_of_late_and_of_fresh_tables(kinds, tmp_path: Path):
+    chosen = hybrid(ranks=1, fresh=("item",), merge_pushes=False)
+    trace = train(chosen, SOURCE).trace
+    lost = {Kind.PUSH: Kind.LOST_PUSH, Kind.FRESH_PUSH: Kind.FRESH_LOST_PUSH}
+    events = [
+        event._replace(kind=lost[event.kind], rank=0, version=ALL)
+        if event.kind in kinds and (event.step, event.shard) == (3, 1)
+        else event._replace(version=ALL)
+        for event in trace
+    ]
+    Trace.of(events, **trace.meta).save(tmp_path / "t.npz")
+    replay = changed(chosen, executor="replay", trace=tmp_path / "t.npz")
+    assert train(replay, SOURCE).figures.pushes_lost_at == [0, len(kinds)]
 
 
 def test_a_trace_of_impossible_fresh_events_is_refused(tmp_path: Path):

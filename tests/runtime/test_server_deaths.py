@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,14 +84,15 @@ def killed(launched, monkeypatch, tmp_path) -> list[int]:
 
 @pytest.mark.first_case
 @pytest.mark.parametrize(
-    "changes",
-    [[], ["--checkpoint-incremental"], ["--workers", "2"]],
-    ids=["whole", "changes", "workers"],
+    ("mode", "changes"),
+    [
+        *product(["hybrid", "async"], ["", "--checkpoint-incremental", "--workers 2"]),
+        *product(["hybrid"], ["--fresh all", "--fresh all --workers 2"]),
+    ],
 )
-@pytest.mark.parametrize("mode", ["hybrid", "async"])
 @pytest.mark.law13
 def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched, killed, capsys):
-    assert commands.main([*options(tmp_path / "run", mode), *changes]) == 0
+    assert commands.main([*options(tmp_path / "run", mode), *changes.split()]) == 0
     assert killed
     told = capsys.readouterr()
     assert f"(pid {killed[0]}) was killed by SIGKILL" in told.out + told.err

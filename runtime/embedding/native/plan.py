@@ -9,7 +9,7 @@ samples, whatever the number of threads (law 6).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,19 +91,25 @@ class Pooling:
     """Distinct rows of each table -> one vector for each field and sample (forward), and the
     transpose (backward); one call of a kernel for all tables."""
 
-    def __init__(self, fields: Sequence[Field], dims: dict[str, int]) -> None:
-        """``dims`` by table, in the order of a plan's tables."""
+    def __init__(
+        self, fields: Sequence[Field], dims: dict[str, int], of: Collection[str] | None = None
+    ) -> None:
+        """``dims`` by table, in the order of a plan's tables; ``of``: only fields of these tables
+        have vectors, and any other is as a sequence that has no place."""
+        shapes = [
+            (f, f.pooling, f.max_length) if of is None or f.table in of else (f, "sequence", 0)
+            for f in fields
+        ]
         self._sequences = [
-            (f.name, f.max_length, dims[f.table]) for f in fields if f.pooling == "sequence"
+            (f.name, places, dims[f.table]) for f, kind, places in shapes if kind == "sequence"
         ]
         tables = list(dims)
         entries = []
         self._width = 0
-        for f in fields:
-            kind = _KINDS[f.pooling]
+        for f, kind, places in shapes:
             table = tables.index(f.table)
-            entries.append((table, kind, self._width, f.max_length))
-            if f.pooling != "sequence":
+            entries.append((table, _KINDS[kind], self._width, places))
+            if kind != "sequence":
                 self._width += dims[f.table]
         self._layout = native.PoolLayout(entries, list(dims.values()))
 

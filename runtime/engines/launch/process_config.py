@@ -66,6 +66,8 @@ class WorkerConfig(Launched):
     """Batches of a rank in flight."""
     half: bool = False
     """Whether rows and gradients travel as 16 bits, as in `ServerRules`."""
+    fresh: tuple[str, ...] = ()
+    """Tables that are exact while others are late, as there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

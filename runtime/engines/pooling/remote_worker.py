@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -48,7 +48,8 @@ _NO_ROWS = BatchPlan(
 class RemoteHandle(Handle):
     """A batch whose rows are at a worker; here are its vectors."""
 
-    vectors: FieldVectors | None = None
+    vectors: list[FieldVectors] = field(default_factory=list)
+    """One; two where tables are fresh: those of the others come before those of theirs."""
 
 
 class WorkerClient(ServerClient):
@@ -152,7 +153,7 @@ class RemoteWorkerStore(RemoteStore):
 
     def ask(self, handle: Handle) -> None:
         """Send off what `look_up` waits for."""
-        self._ask_worker(handle, "lookups")
+        self._ask_worker(handle, self._look_ups)
 
     def ask_ahead(self, handle: Handle) -> None:
         """Send off what `look_up_ahead` waits for."""
@@ -160,14 +161,14 @@ class RemoteWorkerStore(RemoteStore):
 
     def look_up(self, handle: Handle) -> None:
         """Have the worker read the rows, when window and order allow it, and pool them."""
-        self._take(handle, self._looked_up(handle, "lookups"))
+        self._take(handle, self._looked_up(handle, self._look_ups))
 
     def look_up_ahead(self, handle: Handle) -> None:
         """A prefetch of lookahead, to the worker."""
         self._looked_up(handle, "prefetches")
 
     def bring_up_to_date(self, handle: Handle) -> None:
-        """Have the worker replace what was written since its prefetch, and pool."""
+        """Have the worker replace what was written since its prefetch, and pool it."""
         method = WorkerCalls.bring_up_to_date
         _, vectors = self._workers.request("lookups", handle.rank, method, step=handle.step)
         self._take(handle, vectors)
@@ -210,7 +211,8 @@ class RemoteWorkerStore(RemoteStore):
         """Workers, too, and these wait for servers and say what is open."""
         super().allow_failover(saved, report)
         self._report = report
-        self._workers.failover = Failover(self._restart_worker, None, report)
+        if not self.fresh:  # whose rows a worker that comes back could not bring up to date
+            self._workers.failover = Failover(self._restart_worker, None, report)
 
     def _ask_worker(self, handle: Handle, role: str) -> None:
         """Ask the rank's worker for the vectors, behind those of earlier steps; where it has died
@@ -270,7 +272,7 @@ class RemoteWorkerStore(RemoteStore):
             "step": handle.step,
             "ids": batch.ids,
             "samples": batch.size,
-            "ahead": role == "prefetches",
+            "ahead": role != self._look_ups,
         }
         if batch.offsets is not None:
             arguments["offsets"] = batch.offsets
@@ -307,7 +309,7 @@ class RemoteWorkerStore(RemoteStore):
             self._report(text)
         for shard, seconds in arrays.pop("waited"):
             self.waited_s[handle.rank, shard] = seconds
-        handle.vectors = FieldVectors.of_named(arrays)
+        handle.vectors.append(FieldVectors.of_named(arrays))
 
     def _closed_at_all(self, rank: int, step: int) -> None:
         """By the one thread that hears of it; of a worker that has died, perhaps once more."""
@@ -329,15 +331,31 @@ class RemoteWorker(EmbeddingWorker):
         """The fields' vectors, where ``allocate`` wants them."""
         if not isinstance(handle, RemoteHandle):
             return super().pool(handle, allocate)
-        vectors = handle.vectors
-        handle.vectors = None
-        assert vectors is not None
+        first, *others = handle.vectors
+        handle.vectors = []
+        vectors = self._joined(first, *others) if others else first
         if not self._live_row_seen:
             self._live_row_seen = bool(vectors.pooled.any()) or _has_nonzero(vectors.sequences)
         if allocate is None:
             return vectors
         moved = {name: _moved(a, allocate) for name, a in vectors.sequences.items()}
         return FieldVectors(_moved(vectors.pooled, allocate), moved, vectors.masks)
+
+    def _joined(self, late: FieldVectors, fresh: FieldVectors) -> FieldVectors:
+        """The vectors of all fields, in their order."""
+        columns = []
+        result = FieldVectors(late.pooled, {}, {})
+        at = {id(late): 0, id(fresh): 0}  # columns taken
+        for one in self.store.layout.fields:
+            part = fresh if one.table in self.store.fresh else late
+            if one.pooling == "sequence":
+                result.sequences[one.name] = part.sequences[one.name]
+                result.masks[one.name] = part.masks[one.name]
+                continue
+            start = at[id(part)]
+            at[id(part)] = end = start + self.store.tables[one.table].dim
+            columns.append(part.pooled[:, start:end])
+        return replace(result, pooled=np.concatenate(columns, axis=1)) if columns else result
 
     def give_back(self, handle: Handle, gradients: VectorGradients | None) -> None:
         """Give the worker the gradients."""

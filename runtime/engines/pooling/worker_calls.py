@@ -24,11 +24,12 @@ class WorkerCalls(ABC):
         ahead: bool,
         offsets: np.ndarray | None = None,
     ) -> Payload:
-        """The vectors of a batch; of a prefetch (``ahead``) when it is brought up to date."""
+        """The vectors of a batch; of a prefetch (``ahead``), and of fresh tables, when it is
+        brought up to date."""
 
     @abstractmethod
     def bring_up_to_date(self, rank: int, step: int) -> Payload:
-        """The vectors of a batch that was prefetched."""
+        """The vectors of a batch that was prefetched, or those of fresh tables alone."""
 
     @abstractmethod
     def push(self, rank: int, step: int, lost: bool, factor: float, **vectors: Any) -> None:

@@ -23,6 +23,7 @@ from persia_sim.base.schema import parse
 from persia_sim.base.vocabulary import ALL
 from runtime.data.batch import Batch
 from runtime.embedding.batch_rows import FieldVectors, Handle, VectorGradients
+from runtime.embedding.native.plan import Pooling
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.launch.process_config import WorkerConfig
 from runtime.engines.launch.processes import Address, serve
@@ -67,10 +68,18 @@ class WorkerService(WorkerCalls):
             seed=config.seed,
             segments=config.segments,
             half=config.half,
+            fresh=config.fresh,
             stop=self._stop,
         )
         self._store.on_closed(self._closed_at_one)
         self._worker = EmbeddingWorker(self._store)
+
+        # Late vectors leave when their rows are read, those of fresh tables, and of lookahead, when
+        # these are up to date.
+        dims = {table.name: table.dim for table in self._store.tables.values()}
+        late = dims.keys() - set(config.fresh)
+        self._late = Pooling(config.layout.fields, dims, late)
+        self._fresh = Pooling(config.layout.fields, dims, config.fresh or None)
 
         # To its ranks it is what a server is.
         self._handles: dict[tuple[int, int], Handle] = {}
@@ -91,7 +100,7 @@ class WorkerService(WorkerCalls):
         self._answering = {role: ThreadPoolExecutor(1) for role in roles}
         """Of lookups only the asking is: here their rows are awaited, pooled and sent meanwhile, in
         that order, of as many batches as the rank has lookups in flight."""
-        if config.may_return:  # who leads starts servers again
+        if config.may_return or config.fresh:  # rows are late: who leads starts servers again
             client.failover = Failover(report=lambda text: self._reports.append(text))
 
     def serve(self, channel: Channel, hello: Message, payload: Payload) -> Coroutine[None]:
@@ -163,7 +172,8 @@ class WorkerService(WorkerCalls):
         ahead: bool,
         offsets: np.ndarray | None = None,
     ) -> Payload:
-        """The vectors; of a prefetch (``ahead``) when it is brought up to date."""
+        """The vectors; of a prefetch (``ahead``), and of fresh tables, when it is brought up to
+        date."""
         return self._asked_for(rank, step, ids, samples, ahead, offsets)()
 
     def _asked_for(
@@ -187,23 +197,24 @@ class WorkerService(WorkerCalls):
                 self._store.look_up_ahead(handle)
                 return {}
             self._store.look_up(handle)
-            return self._vectors(handle)
+            return self._vectors(handle, self._late)
 
         return looked_up
 
     def bring_up_to_date(self, rank: int, step: int) -> Payload:
-        """The vectors of a batch that was prefetched."""
+        """The vectors of a batch that was prefetched, or those of fresh tables alone."""
         handle = self._handles[rank, step]
         self._store.bring_up_to_date(handle)
-        return self._vectors(handle)
+        return self._vectors(handle, self._fresh)
 
-    def _vectors(self, handle: Handle) -> Payload:
+    def _vectors(self, handle: Handle, pooling: Pooling) -> Payload:
         """The pooled vectors, and what a rank that has its worker inside would know."""
         reports = self._reports
         self._reports = []
         waits = list(self._store.waited_s.items())
         waited = [[shard, seconds] for (rank, shard), seconds in waits if rank == handle.rank]
-        return {"reports": reports, "waited": waited} | self._worker.pool(handle).named()
+        vectors = self._worker.pool_as(pooling, handle)
+        return {"reports": reports, "waited": waited} | vectors.named()
 
     def push(self, rank: int, step: int, lost: bool, factor: float, **vectors: Any) -> None:
         """Push the gradients to the servers, or close the step without them (``lost``); no vectors:

@@ -29,11 +29,12 @@ def fresh_among(tables: Sequence[str], fresh: Collection[str]) -> OfTables:
     return np.array([name in fresh for name in tables]) if fresh else EVERY
 
 
-def tables_in(kind: MessageKind, fresh: OfTables) -> OfTables:
+def tables_in(kind: MessageKind, is_fresh: OfTables) -> OfTables:
     """The tables whose rows or gradients travel with a message of this kind."""
-    if isinstance(fresh, slice) or kind in (MessageKind.FRESH_PUSH, MessageKind.BRING_UP_TO_DATE):
-        return fresh
-    return ~fresh if kind is MessageKind.PUSH else EVERY
+    of_fresh = (MessageKind.FRESH_PUSH, MessageKind.BRING_UP_TO_DATE)
+    if isinstance(is_fresh, slice) or kind in of_fresh:
+        return is_fresh
+    return ~is_fresh if kind is MessageKind.PUSH else EVERY
 
 
 class Spans:
@@ -135,7 +136,7 @@ class SentBatch:
     pushes: list[Message] = field(default_factory=list)
     """What was sent to the servers, once it was: that of fresh tables first, where there are any.
     """
-    fresh: OfTables = EVERY
+    is_fresh: OfTables = field(default_factory=lambda: EVERY)
     """As `fresh_among` gives them."""
     half: bool = False
     """How rows and gradients travel."""
@@ -156,13 +157,13 @@ class SentBatch:
 
     def rows(self, shard: int, asked: MessageKind) -> Spans:
         """Where those of a server's part belong that answer a request of this kind."""
-        return self._arrays("values", shard, tables_in(asked, self.fresh))
+        return self._arrays("values", shard, tables_in(asked, self.is_fresh))
 
     def given(self, shard: int, push: Message) -> Iterable[np.ndarray]:
         """The gradients of a server's part that go with a push; none with one that is lost."""
         if push.number:
             return ()
-        return self._arrays("gradients", shard, tables_in(push.kind, self.fresh))
+        return self._arrays("gradients", shard, tables_in(push.kind, self.is_fresh))
 
     def _arrays(self, which: Which, shard: int, tables: OfTables) -> Spans:
         placed = self.placed(shard)
@@ -178,7 +179,7 @@ def lay_out(
     pool: SegmentPool,
     *,
     half: bool = False,
-    fresh: OfTables = EVERY,
+    is_fresh: OfTables = EVERY,
 ) -> tuple[SentBatch, ByTable]:
     """Waits for a segment that is free; ids are in it then, rows and gradients have their place.
     Also the rows."""
@@ -193,6 +194,6 @@ def lay_out(
     )
     servers = set(range(plan.bounds.shape[1] - 1))
     sent = SentBatch(
-        number, segment, plan, starts, gradients, servers, half=half, dtype=dtype, fresh=fresh
+        number, segment, plan, starts, gradients, servers, half=half, dtype=dtype, is_fresh=is_fresh
     )
     return sent, values

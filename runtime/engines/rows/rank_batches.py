@@ -97,8 +97,8 @@ class RankBatches:
         self.client = ""
         """The name of the process that has the rank."""
         self._half = half
-        self._names_of_fresh = fresh
-        self._fresh = fresh_among([table.name for table in tables], fresh)
+        self._fresh = fresh
+        self._is_fresh = fresh_among([table.name for table in tables], fresh)
         self.users: dict[str, tuple[Channel, int]] = {}
         """By role, the connection and the process."""
         self.of_earlier_run: set[str] = set()
@@ -121,7 +121,7 @@ class RankBatches:
             self._shards,
             self._tables,
             half=self._half,
-            fresh=self._names_of_fresh,
+            fresh=self._fresh,
         )
 
     def attach(self, message: Message, segment: Segment | None) -> None:
@@ -141,7 +141,7 @@ class RankBatches:
             batch = self.known(message.step)
             if batch is None or message.kind in batch.pushed:  # closed, or it came before
                 return None
-            tables = tables_in(message.kind, self._fresh)
+            tables = tables_in(message.kind, self._is_fresh)
             batch.coming = self._arrays("gradients", batch.placed, batch.segment, tables)
             return batch.coming.room()
         with self._lock:
@@ -152,7 +152,7 @@ class RankBatches:
 
     def values(self, batch: Handle, asked: MessageKind) -> Spans:
         """The rows that a rank on another host is sent, which has asked in this way."""
-        tables = tables_in(asked, self._fresh)
+        tables = tables_in(asked, self._is_fresh)
         spans = batch.plans.spans[tables]
         dims = self._dims[tables]
         rows = Spans(lambda: (batch.values.flat, spans[:, AT], spans[:, ROWS] * dims))
@@ -181,9 +181,9 @@ class RankBatches:
         return handle
 
     def show_fresh(self, batch: OpenBatch) -> None:
-        """The fresh rows of a batch are up to date: where the rank sees others, it is given them."""
+        """Fresh rows of a batch are up to date: where the rank sees others, it is given them."""
         if batch.shown is not None:
-            for name in self._names_of_fresh:
+            for name in self._fresh:
                 batch.shown[name][...] = batch.handle.values[name]
 
     def known(self, step: int) -> OpenBatch | None:
@@ -224,9 +224,7 @@ class RankBatches:
         self, which: Which, placed: Placed, segment: Segment, tables: OfTables = EVERY
     ) -> Spans:
         dims = self._dims
-        return spans_of(
-            which, segment, placed, dims, self._dtype, half=self._half, tables=tables
-        )
+        return spans_of(which, segment, placed, dims, self._dtype, half=self._half, tables=tables)
 
     def _opened(self, rank: int, step: int, placed: Placed) -> OpenBatch:
         segment = self._segments[placed.segment]

@@ -65,7 +65,9 @@ class RemoteStore(RemoteControl):
         stop = Stop() if stop is None else stop
         super().__init__(layout, tables, client, stop, seed, segments, restart)
         self.half = half
-        self._fresh = fresh_among(list(self.tables), fresh)
+        self.fresh = fresh
+        """Tables that are brought up to date, and pushed, apart."""
+        self._is_fresh = fresh_among(list(self.tables), fresh)
         self._look_ups = "prefetches" if fresh else "lookups"
         """Over which connections: where tables are fresh they are brought up to date over the
         other ones, so that this waits for no late rows that are on their way."""
@@ -86,7 +88,7 @@ class RemoteStore(RemoteControl):
         """Merge duplicates and plan the shards; waits for a segment of shared memory."""
         plan = self._planner.plan(batch)
         pool = self._pools[rank]
-        sent, values = lay_out(plan, self._dtype, pool, half=self.half, fresh=self._fresh)
+        sent, values = lay_out(plan, self._dtype, pool, half=self.half, is_fresh=self._is_fresh)
         with self._changed:
             self._sent[rank, step] = sent
             self._begun[rank] = step + 1

@@ -161,6 +161,15 @@ def test_every_late_mode_hides_a_wire(chosen, place):
     assert_law_15(place, 0.03, 5 / round_trips, 4, **chosen)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["servers", "workers", "servers of workers"])
+@pytest.mark.law15
+@pytest.mark.law19
+def test_fresh_tables_wait_for_one_round_trip_and_for_no_late_rows(place):
+    """The push that they wait for travels before the question."""
+    assert_law_15(place, 0.03, 1, mode=Mode.HYBRID, tau=4, fresh=("all",))
+
+
 @pytest.mark.first_case
 @pytest.mark.parametrize(("ahead", "lookups"), [(4, 10), (16, 10), (16, 4)])
 @pytest.mark.law15

@@ -264,6 +264,15 @@ def test_a_late_run_survives_the_deaths_of_a_worker_and_counts_its_pushes(
         assert one["version"] + one["lost"] == STEPS * (1 if own else 3)
 
 
+def test_the_death_of_a_worker_is_that_of_a_run_whose_tables_are_fresh(monkeypatch):
+    """The run goes back to its last checkpoint: a rank may wait for rows that only it had."""
+    fresh = {"mode": Mode.HYBRID, "fresh": ("all",)}
+    with mortal(monkeypatch, [10], **on_engine("processes", 2), **fresh) as found:
+        with pytest.raises(PeerError, match=r"embedding worker 0 \(pid \d+\) (was|has)"):
+            found.run()
+        assert not found.told
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("engine", ["processes", "network"])
 @pytest.mark.law13
