@@ -1,305 +1,251 @@
-"""Max-min fair shares of the flows that a change reaches, and of no others.
+"""Max-min fair levels after a change, found by looking at the links that the change reaches.
 
-Flows that come and go change the shares of those that they meet on a full link, of those that these
-meet, and so on. Most changes move no flow to another bottleneck; then new levels follow link by
-link, and only if they are not fair, the flows reached are filled progressively.
+Levels are max-min fair if every link that holds flows back is full, every other one has room, and
+no flow crosses a link whose level is below that of its bottleneck. So a link that is looked at
+takes over the flows that are too fast for it, and tells those whose levels depend on its own. Links
+with small shares come first: their levels depend on no higher one.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
-from itertools import chain
+from heapq import heappop, heappush
+from itertools import accumulate
 from math import inf
 
-from persia_sim.network.flows import Flow, Kind, LinkState
+from persia_sim.network.links import Bound, Crossing, Flow, Link
 
-Share = tuple[list[Flow], float, int]
-"""Flows that are alike, the rate of each, and the link that holds them there; -1: their bound."""
 SAME = 1e-12
-"""Relative difference below which two rates are one."""
-
-
-def max_min(
-    paths: Sequence[Sequence[int]],
-    weights: Sequence[float],
-    bounds: Sequence[float],
-    capacities: Mapping[int, float],
-) -> tuple[list[float], list[int]]:
-    """Rate of each flow, and the link that holds it there; -1 for its own bound. ``paths[i]`` names
-    links of ``capacities``; links not named are ignored.
-
-    >>> max_min([[0], [0, 1], [1]], [1, 1, 1], [9, 9, 9], {0: 1.0, 1: 2.0})
-    ([0.5, 0.5, 1.5], [0, 0, 1])
-    """
-    # What each link has left, and the weight of the flows that share it.
-    rates = [0.0] * len(paths)
-    held_by = [-1] * len(paths)
-    active = dict.fromkeys(range(len(paths)))
-    left: dict[int, float] = {}
-    load: dict[int, float] = {}
-    flows_of: dict[int, list[int]] = {}
-    crossed = [[link for link in path if link in capacities] for path in paths]
-    for flow, path in enumerate(crossed):
-        for link in path:
-            flows = flows_of.get(link)
-            if flows is None:
-                flows_of[link] = [flow]
-                left[link] = capacities[link]
-                load[link] = weights[flow]
-            else:
-                flows.append(flow)
-                load[link] += weights[flow]
-
-    # Which link fills first, and which flow is bounded first: two queues by level.
-    growing = {link: len(flows) for link, flows in flows_of.items()}
-    share = {link: max(left[link], 0.0) / load[link] for link in load}
-    by_share = [(level, link) for link, level in share.items()]  # stale entries are skipped
-    heapify(by_share)
-    by_bound = sorted([(-bounds[flow] / weights[flow], -flow) for flow in active])
-
-    def freeze(flow: int, rate: float) -> None:
-        rates[flow] = rate
-        del active[flow]
-        for link in crossed[flow]:
-            load[link] -= weights[flow]
-            left[link] -= rate
-            growing[link] -= 1  # by count: what is left of a sum of weights may be a rounding error
-            if not growing[link]:
-                del load[link], share[link]
-            else:
-                share[link] = max(left[link], 0.0) / load[link]
-                heappush(by_share, (share[link], link))
-
-    # Raise the common level until a flow's bound or a link holds somebody back; freeze those.
-    while active:
-        while -by_bound[-1][1] not in active:
-            by_bound.pop()
-        bound_level = -by_bound[-1][0]
-        while by_share and share.get(by_share[0][1]) != by_share[0][0]:
-            heappop(by_share)
-        level, full = by_share[0] if by_share else (bound_level, -1)
-        if bound_level <= level:
-            flow = -by_bound.pop()[1]
-            freeze(flow, bounds[flow])
-        else:
-            for flow in flows_of[full]:
-                if flow in active:
-                    held_by[flow] = full
-                    freeze(flow, weights[flow] * level)
-    return rates, held_by
-
-
-def shares(
-    alike: Mapping[Kind, int], capacities: Mapping[int, float]
-) -> dict[Kind, tuple[float, int]]:
-    """Rate of one flow of each kind, and the link that holds it there (-1: its own bound); of a
-    kind there are so many."""
-    weights = [weight * count for (weight, _, _), count in alike.items()]
-    bounds = [bound * count for (_, bound, _), count in alike.items()]
-    totals, held_by = max_min([path for _, _, path in alike], weights, bounds, capacities)
-    return {
-        kind: (total / count, holder)
-        for (kind, count), total, holder in zip(alike.items(), totals, held_by, strict=True)
-    }
-
-
-def _alike(flows: Iterable[Flow]) -> dict[Kind, list[Flow]]:
-    """The flows of each `Flow.kind`, which get the same rate."""
-    alike: dict[Kind, list[Flow]] = {}
-    for flow in dict.fromkeys(flows):
-        kind = flow.known_kind or flow.kind
-        if kind in alike:
-            alike[kind].append(flow)
-        else:
-            alike[kind] = [flow]
-    return alike
+"""Relative difference below which two levels are one: no flow changes its bottleneck for less."""
+UNCHANGED = 1e-15
+"""Share of a link below which a change of what its flows take is none."""
 
 
 class FairShares:
-    """Weighted max-min fair rates after changes, computed only where a change can reach."""
+    """The links whose levels are to be found, and how flows go from one bottleneck to another."""
 
-    def __init__(self, links: Sequence[LinkState]) -> None:
-        self._links = links
-        self._solution = 0  # its number; flows and links keep that in which they were met last
+    def __init__(self) -> None:
+        self.at_bound: list[tuple[float, int, Flow]] = []
+        """A heap by end of flows at their own bounds; out of date where `Flow.end` is another."""
+        self._waiting: list[tuple[float, int, Link | Bound]] = []
 
-    def after(self, dirty: Iterable[Flow], felt: Sequence[LinkState]) -> list[Share]:
-        """New rates once these flows came, or lost others that they met, and these links have
-        another flow of a hub, or a hub of another level. Rates that come out as they were may be
-        among them."""
-        dirty = [flow for flow in dirty if not flow.done.triggered]
-        self._solution += 1
-        shares = self._held_as_before(dirty, felt)
-        if shares is None:
-            # Flows move to other bottlenecks.
-            self._solution += 1
-            for flow in dirty:
-                if not flow.rate:
-                    flow.held_by = -1
-            for link in felt:
-                dirty += link.held() or link.flows
-            shares = self._filled(dirty)
-        return shares
+    def join(self, flow: Flow, bottleneck: Link | Bound, left_bytes: float, now_s: float) -> None:
+        """Let a flow be held back by a link of its path, or by nothing but its own bound."""
+        flow.bottleneck = bottleneck
+        weight = flow.weight
+        for link in flow.path:
+            crossing = link.crossings.get(bottleneck)
+            if crossing is None:
+                crossing = link.crossings[bottleneck] = Crossing(link, bottleneck)
+            crossing.flows[flow] = None
+            crossing.weight += weight
+        bound = flow.bound
+        if isinstance(bottleneck, Bound):
+            flow.end = now_s + left_bytes / (bound.level * weight)
+            heappush(self.at_bound, (flow.end, flow.number, flow))
+            return
 
-    def _held_as_before(
-        self, dirty: Iterable[Flow], felt: Iterable[LinkState]
-    ) -> list[Share] | None:
-        """Shares if every link goes on holding back the flows that it holds, and new ones are held
-        back where they get least; None if these would not be max-min fair."""
-        # Only those links get new levels that hold dirty flows back, or feel a hub.
-        now = self._solution
-        links = self._links
-        new = [flow for flow in dirty if not flow.rate]
-        holders: dict[LinkState, None] = {}
-        for flow in new:
-            tight = [link for link in flow.path if link.tight]
-            if not tight:
-                return None
-            link = min(tight, key=LinkState.mean_share)
-            flow.held_by = link.index
-            holders[link] = None
-        for flow in dirty:
-            if flow.held_by < 0:
-                return None
-            holders[links[flow.held_by]] = None
-        holders.update(dict.fromkeys(felt))
-        held_by = [(link, link.held()) for link in holders]
-        for link, flows in held_by:
-            if not flows or not link.tight:
-                return None
-            for flow in flows:
-                flow.seen = now
+        # Behind a link it drains on the link's clock, and must not get above its own bound.
+        bottleneck.advance(now_s)
+        flow.end = bottleneck.clock + left_bytes / weight
+        heappush(bottleneck.queue, (flow.end, flow.number, flow))
+        crossing = bound.crossings.get(bottleneck)
+        if crossing is None:
+            crossing = bound.crossings[bottleneck] = Crossing(bound, bottleneck)
+            self._limit(crossing, bound.level)
+        crossing.flows[flow] = None
 
-        # What others leave of a link, those that it holds back share by weight; the others must not
-        # be faster.
-        alike = _alike(chain(new, *[flows for _, flows in held_by]))
-        load: dict[int, float] = defaultdict(float)
-        for (weight, _, _), flows in alike.items():
-            load[flows[0].held_by] += weight * len(flows)
-        if len(load) < len(held_by):
-            return None  # another link was chosen for a new flow than holds back those of its kind
-        levels: dict[int, float] = {}
-        for link, flows in held_by:
-            index = link.index
-            levels[index] = level = max(link.left_by_others(now), 0.0) / load[index]
-            if len(flows) < len(link.flows):
-                highest = level * (1 + SAME)
-                for flow in link.flows:
-                    if flow.held_by != index and flow.rate > highest * flow.weight:
-                        return None
+    def leave(self, flow: Flow) -> None:
+        """Take a flow away from its bottleneck."""
+        bottleneck = flow.bottleneck
+        for link in flow.path:
+            crossing = link.crossings[bottleneck]
+            del crossing.flows[flow]
+            crossing.weight -= flow.weight
+            if not crossing.flows:
+                del link.crossings[bottleneck]
+                if isinstance(bottleneck, Link):
+                    bottleneck.limits.drop(crossing)
+                    bottleneck.dependents.pop(link, None)
+        if isinstance(bottleneck, Link):
+            crossing = flow.bound.crossings[bottleneck]
+            del crossing.flows[flow]
+            if not crossing.flows:
+                bottleneck.limits.drop(crossing)
+                del flow.bound.crossings[bottleneck]
 
-        # Those held back must not reach their bounds.
-        shares: list[Share] = []
-        used: dict[int, float] = defaultdict(float)
-        for (weight, bound, tight_links), flows in alike.items():
-            holder = flows[0].held_by
-            total = weight * len(flows) * levels[holder]
-            rate = total / len(flows)
-            if rate >= bound:
-                return None
-            shares.append((flows, rate, holder))
-            for index in tight_links:
-                if index != holder:
-                    used[index] += total
+    def look_at(self, link: Link | Bound) -> None:
+        """What crosses this link, or the level of a bottleneck there, is not what it was."""
+        if not link.waits:
+            link.waits = True
+            heappush(self._waiting, (link.mean_share(), link.number, link))
 
-        # Other links on their ways must have room for that, and hold nobody back at any level.
-        for index, total in used.items():
-            link = links[index]
-            if total >= link.left_by_others(now) - SAME * link.capacity:
-                return None
-            if any([flow.held_by == index for flow in link.flows]):
-                return None
+    def settle(self, now_s: float) -> dict[Link, None]:
+        """Find the levels of all links that wait for it, and of those that they reach: these."""
+        waiting = self._waiting
+        settled: dict[Link, None] = {}
+        while waiting:
+            link = heappop(waiting)[2]
+            link.waits = False
+            if isinstance(link, Link):
+                self._find_level(link, now_s)
+                settled[link] = None
+            else:
+                self._take_over(link, link.level, now_s)
+                for crossing in link.crossings.values():
+                    self._limit(crossing, link.level)
+        return settled
 
-        # Then these shares are fair.
-        for link in holders:
-            link.now_full(True)
-        for index in used:
-            links[index].now_full(False)
-        return shares
+    def _find_level(self, link: Link, now_s: float) -> None:
+        """Share out what a link has among the flows that it holds back, or hold nobody back."""
+        link.advance(now_s)
 
-    def _filled(self, dirty: Iterable[Flow]) -> list[Share]:
-        """Shares by progressive filling.
+        # What flows with other bottlenecks take of it, and the highest of their levels.
+        bounds_take = 0.0
+        links_take = 0.0
+        highest = 0.0
+        others: list[Crossing] = []
+        for crossing in link.crossings.values():
+            other = crossing.bottleneck
+            if other is link:
+                continue
+            level = other.level if other.leader is None else other.level_now()
+            if level > highest:
+                highest = level
+            if isinstance(other, Link):
+                links_take += crossing.weight * level
+                others.append(crossing)
+            else:
+                bounds_take += crossing.weight * level
+        spare = link.capacity - bounds_take
+        left = spare - links_take
 
-        First among the dirty flows, which get what all others leave; then also among those whose
-        shares are not fair beside the new ones, until there are none. Each flow is at its own bound
-        then, or as fast for its weight as any other on a link that has nothing left: max-min fair
-        shares are like that, and no others.
-        """
-        joining = self._first_reached(dirty)
-        alike: dict[Kind, list[Flow]] = {}
-        rates: dict[Kind, tuple[float, int]] = {}
-        left: dict[int, float] = {}
+        # It takes over those that would be faster than the ones that it holds back, or all that
+        # would share it if it had no room.
+        own = link.crossings.get(link)
+        if own is None:
+            if not link.tight or left >= -SAME * link.capacity:
+                self._hold_nobody(link, left, others)
+            elif self._take_over(link, self._fill_level(link), now_s):
+                self._find_level(link, now_s)
+            return
+        level = left / own.weight
+        if level < highest * (1 - SAME) and self._take_over(link, self._fill_level(link), now_s):
+            self._find_level(link, now_s)
+            return
 
-        # More flows join until all others have what is fair beside these. Flows that differ only in
-        # links that bind nobody get the same rate: they are solved as one.
-        while joining:
-            for kind, flows in _alike(joining).items():
-                alike.setdefault(kind, []).extend(flows)
-                left.update(dict.fromkeys(kind[2], inf))
-            for index, room in left.items():
-                if room == inf:
-                    left[index] = self._links[index].left_by_others(self._solution)
-            rates = shares({kind: len(flows) for kind, flows in alike.items()}, left)
-            joining = self._wronged(alike, rates, left)
-        return [(flows, *rates[kind]) for kind, flows in alike.items()]
+        # Those whose levels depend on its own look at it again.
+        changed = abs(level - link.level) * own.weight > UNCHANGED * link.capacity
+        if changed or link.leader is not None:
+            link.level = level
+            for dependent, always in link.dependents.items():
+                if always:
+                    self.look_at(dependent)
+        self._warn(link)
+        self._depend(link, own.weight, spare, others, now_s)
 
-    def _first_reached(self, dirty: Iterable[Flow]) -> list[Flow]:
-        """Dirty flows, and those that a link holds back which a new flow crosses."""
-        now = self._solution
-        reached = list(dict.fromkeys(dirty))
-        for flow in reached:
-            flow.seen = now
+    def _hold_nobody(self, link: Link, room: float, others: list[Crossing]) -> None:
+        """A link that has room is looked at again when others take more than their part of it."""
+        link.free()
+        weight = sum([crossing.weight for crossing in others])
+        for crossing in others:
+            bottleneck = crossing.bottleneck
+            assert isinstance(bottleneck, Link)
+            bottleneck.dependents.pop(link, None)
+            if link.tight:
+                self._limit(crossing, bottleneck.level_now() + max(0.0, room) / weight)
 
-        # A new one (it has no rate yet) takes from whom its links hold back.
-        for flow in reached.copy():
-            for link in flow.path if not flow.rate else ():
-                if link.seen != now and link.tight:
-                    link.seen = now
-                    for other in link.held():
-                        if other.seen != now:
-                            other.seen = now
-                            reached.append(other)
-        return reached
+    def _fill_level(self, link: Link) -> float:
+        """The level at which a link is full, if flows below it go on as they do."""
+        own = link.crossings.get(link)
+        loads = [own.weight] if own is not None else []
+        others = [c for c in link.crossings.values() if c is not own]
+        slow_first = sorted([(c.bottleneck.level_now(), c.weight) for c in others])
+        loads += [weight for _, weight in reversed(slow_first)]
+        growing = list(accumulate(loads))
+        left = link.capacity
+        for level, weight in slow_first:
+            if level * growing[-1] >= left or len(growing) == 1:
+                break
+            left -= level * weight
+            growing.pop()
+        return left / growing[-1]
 
-    def _wronged(
-        self,
-        alike: Mapping[Kind, Sequence[Flow]],
-        rates: Mapping[Kind, tuple[float, int]],
-        left: Mapping[int, float],
-    ) -> list[Flow]:
-        """Flows that were left alone, but are too fast or too slow beside the new rates of the
-        others. ``left`` is what they leave of each link that those cross."""
-        now = self._solution
+    def _take_over(self, link: Link | Bound, level: float, now_s: float) -> bool:
+        """Hold back all flows on a link whose levels are higher; whether there were any."""
+        highest = level * (1 + SAME)
+        taken = [
+            crossing
+            for crossing in link.crossings.values()
+            if crossing.bottleneck is not link and crossing.bottleneck.level_now() > highest
+        ]
+        if taken and link.level == inf:
+            link.level = level
+        for crossing in taken:
+            for flow in list(crossing.flows):
+                self._move(flow, link, now_s)
+        return bool(taken)
 
-        # What the new rates use of each link, their highest level, and that which it holds them to.
-        used = dict.fromkeys(left, 0.0)
-        most = dict.fromkeys(left, 0.0)
-        hold: dict[int, float] = {}
-        for kind, (rate, holder) in rates.items():
-            weight, _, tight_links = kind
-            level = rate / weight
-            total = rate * len(alike[kind])
-            for index in tight_links:
-                used[index] += total
-                if level > most[index]:
-                    most[index] = level
-            if holder >= 0:
-                hold[holder] = level
+    def _move(self, flow: Flow, bottleneck: Link | Bound, now_s: float) -> None:
+        """Let another link hold a flow back."""
+        before = flow.bottleneck
+        if isinstance(before, Link):
+            before.advance(now_s)
+            left = (flow.end - before.clock) * flow.weight
+        else:
+            left = (flow.end - now_s) * before.level * flow.weight
+        self.leave(flow)
+        self.join(flow, bottleneck, max(0.0, left), now_s)
+        for link in flow.path:
+            if link is not bottleneck and (link.tight or link.level < inf):
+                self.look_at(link)
 
-        # Nobody is faster than what a full link holds others to; and whom a link holds back, that
-        # link is full, and nobody is faster there.
-        wronged = []
-        for index, room in left.items():
-            link = self._links[index]
-            full = index in hold or used[index] >= room - SAME * link.capacity
-            highest = hold.get(index, inf) * (1 + SAME)
-            least = most[index] / (1 + SAME) if full else inf
-            for flow in link.flows:
-                if flow.seen != now:
-                    level = flow.rate / flow.weight
-                    if level > highest or (level < least and flow.held_by == index):
-                        flow.seen = now
-                        wronged.append(flow)
-            link.now_full(full)
-        return wronged
+    def _limit(self, crossing: Crossing, level: float) -> None:
+        """Have the link looked at when the bottleneck's level gets higher than this, at the
+        latest."""
+        bottleneck = crossing.bottleneck
+        assert isinstance(bottleneck, Link)
+        if level < bottleneck.limits.number_of(crossing):
+            bottleneck.limits.put(level, crossing)
+            if bottleneck.leader is not None and bottleneck.floor_for(level) > bottleneck.floor:
+                self.look_at(bottleneck)
+
+    def _warn(self, link: Link) -> None:
+        """Have those looked at for which a link's level has become too high or too low."""
+        level = link.level
+        for crossing in link.limits.take_below(level):
+            self.look_at(crossing.link)
+        for follower in link.floors.take_below(-level):
+            if follower.leader is link:
+                self.look_at(follower)
+
+    def _depend(
+        self, link: Link, own_weight: float, spare: float, others: list[Crossing], now_s: float
+    ) -> None:
+        """Note whose levels its own depends on; a single one may lead it without looking at it."""
+        always = len(others) > 1 or bool(link.dependents)
+        for crossing in others:
+            bottleneck = crossing.bottleneck
+            assert isinstance(bottleneck, Link)
+            bottleneck.dependents[link] = always
+            if bottleneck.leader is not None:
+                self.look_at(bottleneck)  # from now on its level must be known
+        link.leader = None
+        if always or not others:
+            return
+
+        # As long as its flows are faster than the leader's, and slow enough for other links.
+        crossing = others[0]
+        leader = crossing.bottleneck
+        assert isinstance(leader, Link)
+        leader.advance(now_s)
+        link.leader = leader
+        link.leader_clock = leader.clock
+        link.leader_weight = crossing.weight
+        link.own_weight = own_weight
+        link.spare = spare
+        self._limit(crossing, spare / (own_weight + crossing.weight))
+        link.floor = link.floor_for(link.limits.head()[0])
+        if link.floor > 0.0:
+            leader.floors.put(-link.floor, link)
+        else:
+            leader.floors.drop(link)

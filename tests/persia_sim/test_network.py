@@ -1,12 +1,10 @@
-"""Fluid, fifo and unshared NICs against slower solutions; hubs."""
+"""Fluid, fifo and unshared NICs against slower solutions."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from math import inf
 from random import Random
 from typing import Any
@@ -17,12 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cluster.scenario import Discipline, Scenario
+from persia_sim.cluster.incidents import Crash, Target
+from persia_sim.cluster.scenario import Averaging, DenseHome, Discipline, Noise, Scenario
+from persia_sim.engine import hardware
 from persia_sim.engine.simulate import simulate
-from persia_sim.network.fair_shares import FairShares, max_min, shares
+from persia_sim.network.fair_shares import FairShares
 from persia_sim.network.flows import Fifo, Unshared
 from persia_sim.network.fluid import Fluid, InOrder
 from persia_sim.report.measure import throughput
+from tests.oracles.max_min import Filled, FilledInOrder, max_min
 from tests.persia_sim.oracles import violations
 from tests.persia_sim.sim_configurations import message_to_each_host, small_cluster, small_scenario
 
@@ -187,15 +188,6 @@ def test_however_many_flows_of_whatever_weight_meet_the_solver_ends(flows, seed,
 
 
 @given(sharing())
-def test_flows_of_a_class_have_the_rates_that_each_would_have_by_itself(problem):
-    paths, weights, bounds, capacities = problem
-    names = [(w, b, tuple(p)) for p, w, b in zip(paths, weights, bounds, strict=True)]
-    rates, _ = max_min(*problem)
-    of_class = shares(Counter(names), capacities)
-    assert [of_class[name][0] for name in names] == pytest.approx(rates, rel=1e-9)
-
-
-@given(sharing())
 def test_whoever_is_held_back_has_as_much_as_any_on_that_link_and_the_link_is_full(problem):
     paths, weights, bounds, capacities = problem
     rates, held_by = max_min(*problem)
@@ -272,79 +264,128 @@ def test_every_byte_that_is_asked_for_is_carried_once(discipline):
     )
 
 
-@st.composite
-def crowded(draw: st.DrawFn) -> tuple[list[float], list[Message]]:
-    """Fan-outs through one slow link, and other messages over the same cards."""
-    cards = draw(st.integers(2, 6))
-    positive = st.floats(0.5, 20)
-    capacities = [draw(st.floats(0.5, 8))] + [draw(positive) for _ in range(2 * cards)]
-    messages: list[Message] = []
-    for _ in range(draw(st.integers(5, 40))):
-        card, start = draw(st.integers(1, cards)), draw(st.floats(0, 4))
-        if draw(st.booleans()):
-            messages.append((start, (card, 0), draw(positive), 30.0))
-        else:
-            messages.append((start, (card, cards + card), draw(positive), 1.0))
-    return capacities, messages
+Role = tuple[int, int] | None
 
 
 @st.composite
 def racks(draw: st.DrawFn) -> tuple[list[float], list[Message]]:
     """Any network: paths of one to three links in any order, as over the uplinks of two racks, and
-    streams of several weights on each."""
+    streams of several weights on each; some links have no limit."""
     links = draw(st.integers(2, 6))
-    capacities = [draw(st.sampled_from([0.5, 1.0, 2.0, 4.0, 8.0, 16.0])) for _ in range(links)]
+    rate = st.sampled_from([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, inf]) | st.floats(0.5, 20)
+    capacities = [draw(rate) for _ in range(links)]
     path = st.lists(st.integers(0, links - 1), min_size=1, max_size=3, unique=True).map(tuple)
     start = st.sampled_from([0.0, 0.5, 1.0]) | st.floats(0, 4)
-    message = st.tuples(start, path, st.floats(0.5, 20), st.sampled_from([1.0, 2.0, 30.0]))
+    size = st.sampled_from([1.0, 8.0]) | st.floats(0.5, 20)
+    weight = st.sampled_from([1.0, 2.0, 30.0]) | st.floats(0.1, 50)
+    message = st.tuples(start, path, size, weight)
     return capacities, draw(st.lists(message, min_size=4, max_size=25))
 
 
-@given(racks(), st.integers(1, 4))
-def test_a_hub_gives_the_same_ends_on_any_network(problem, hub_flows):
-    single = ends(*problem, partial(Fluid, hub_flows=10**9))
-    assert ends(*problem, partial(Fluid, hub_flows=hub_flows)) == pytest.approx(single, rel=1e-7)
+@st.composite
+def hosts(draw: st.DrawFn) -> tuple[list[float], list[Message]]:
+    """The network of a cluster: workers send to ranks, and with great weight to all servers, whose
+    share leads the others."""
+    workers, ranks = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    servers = workers + ranks
+    rate = st.sampled_from([4.0, 8.0]) | st.floats(3, 12)
+    capacities = [draw(rate) for _ in range(servers)] + [draw(st.floats(0.5, 20))]
+    worker, rank = st.integers(0, workers - 1), st.integers(workers, servers - 1)
+    path = st.tuples(worker, st.just(servers)) | st.tuples(worker, rank) | st.tuples(worker)
+    start = st.sampled_from([0.0, 0.5, 1.0]) | st.floats(0, 8)
+    messages = []
+    for _ in range(draw(st.integers(5, 60))):
+        links = draw(path)
+        weight = draw(st.sampled_from([20.0, 30.0])) if servers in links else 1.0
+        messages.append((draw(start), links, draw(st.floats(0.5, 20)), weight))
+    return capacities, messages
 
 
-def exact_ends(capacities: list[float], messages: list[Message]) -> list[float]:
-    """When each message has arrived: between two events all rates are those of exact progressive
-    filling over everything that is on its way. No heap, no memory of earlier rates, no hub."""
-    left = {number: Fraction(message[2]) for number, message in enumerate(messages)}
-    now, found = Fraction(0), [0.0] * len(messages)
-    while left:
-        on_its_way = [number for number in left if messages[number][0] <= now]
-        later = [Fraction(messages[number][0]) for number in left if messages[number][0] > now]
-        rates: dict[int, Fraction] = {}
-        if on_its_way:
-            paths = [list(messages[number][1]) for number in on_its_way]
-            weights = [messages[number][3] for number in on_its_way]
-            bounds = [min(capacities[link] for link in path) for path in paths]
-            shares = naive_max_min(paths, weights, bounds, dict(enumerate(capacities)))
-            rates = dict(zip(on_its_way, shares, strict=True))
-        ends = [now + left[number] / rate for number, rate in rates.items()]
-        until = min(later + ends)
-        for number, rate in rates.items():
-            left[number] -= rate * (until - now)
-            if left[number] == 0:
-                del left[number]
-                found[number] = float(until)
-        now = until
-    return found
+def of_roles(messages: list[Message], seed: int) -> list[Role]:
+    draws = Random(seed)
+    return [draws.choice([None, (0, 1), (1, 1), (1, 2)]) for _ in messages]
 
 
-@settings(max_examples=25)
-@given(racks(), st.integers(1, 4))
+@settings(max_examples=300)
+@given(racks() | hosts(), st.integers(0, 2**32))
 @pytest.mark.law8
-def test_over_time_any_network_is_shared_as_exact_filling_shares_it(problem, hub_flows):
-    capacities, messages = problem[0], problem[1][:9]
-    coarse = [(round(8 * s) / 8, path, round(4 * n) / 4, w) for s, path, n, w in messages]
-    assert ends(capacities, coarse, partial(Fluid, hub_flows=hub_flows)) == pytest.approx(
-        exact_ends(capacities, coarse)
+def test_over_time_any_network_is_shared_as_filling_anew_shares_it(problem, seed):
+    roles = of_roles(problem[1], seed)
+    for kind, oracle in ((Fluid, Filled), (InOrder, FilledInOrder)):
+        assert ends(*problem, kind, roles) == pytest.approx(
+            ends(*problem, oracle, roles), rel=1e-9, abs=1e-12
+        )
+
+
+def rates_now(network: Fluid) -> tuple[list[float], list[list[int]], list[float], list[float]]:
+    """Of every message on its way: rate, links, weight and bound."""
+    crossings = [crossing for link in network._links for crossing in link.crossings.values()]
+    flows = dict.fromkeys([flow for crossing in crossings for flow in crossing.flows])
+    return (
+        [flow.bottleneck.level_now() * flow.weight for flow in flows],
+        [[link.number for link in flow.path] for flow in flows],
+        [flow.weight for flow in flows],
+        [flow.bound.level * flow.weight for flow in flows],
     )
 
 
-def test_a_link_that_fills_between_two_hubs_gives_way_to_the_second():
-    """Found by chance: it had room beside the first hub and none before the second came."""
+@given(racks() | hosts(), st.sets(st.integers(0, 96), min_size=3))
+@pytest.mark.law8
+def test_whenever_one_looks_the_rates_are_those_of_exact_filling(problem, eighths):
+    """Whether levels were found anew or follow a leader; bounds by links and by streams."""
+    capacities, messages = problem
+    env = simpy.Environment()
+    network = Fluid(env, capacities, 0.75)
+
+    def one(start: float, path: tuple[int, ...], size: float, streams: float):
+        yield env.timeout(start)
+        yield network.send(path, size, streams)
+
+    for message in messages:
+        env.process(one(*message))
+    room = {link: capacity for link, capacity in enumerate(capacities) if capacity < inf}
+    for eighth in sorted(eighths):
+        env.run(until=eighth / 8 + 1e-6)  # what begins at that instant has its rate
+        rates, paths, weights, bounds = rates_now(network)
+        exact = naive_max_min(paths, weights, bounds, room)
+        assert rates == pytest.approx([float(rate) for rate in exact], rel=1e-9)
+
+
+def looked_at_by(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """The links at which each change looks, from now on."""
+    looked: list[set[int]] = []
+    settle = FairShares.settle
+
+    def noted(self: FairShares, now_s: float):
+        links = settle(self, now_s)
+        looked.append({link.number for link in links})
+        return links
+
+    monkeypatch.setattr(FairShares, "settle", noted)
+    return looked
+
+
+def test_a_message_more_in_a_crowd_is_felt_on_its_own_card_alone(monkeypatch):
+    """Ten cards send through a slow link, and each full card sends to a receiver of its own, too: a
+    message more, on either way, is looked at where it passes."""
+    looked = looked_at_by(monkeypatch)
+    env = simpy.Environment()
+    network = Fluid(env, [1.0] + [2.0] * 10 + [9.0] * 10, inf)
+    for card in range(1, 11):
+        for _ in range(3):
+            network.send((card, 0), 1e6)
+        network.send((card, card + 10), 1e6)
+        network.send((card, card + 10), 1e6)
+    env.run(until=1)
+    network.send((3, 13), 1e6)
+    env.run(until=2)
+    network.send((4, 0), 1e6)
+    env.run(until=3)
+    assert looked[-2:] == [{3}, {0, 4}]
+
+
+def test_a_link_that_has_room_between_two_crowds_is_full_beside_both():
+    """Found by chance in an earlier solver."""
     messages: list[Message] = [
         *[(0, (1, 2), 1, 2), (0, (2, 1, 0), 1, 1), (0, (0, 2), 8, 1), (0, (0,), 1, 1)],
         *[(0, (1, 2, 0), 2, 1), (0, (0, 1, 2), 2, 30), (0, (0,), 1, 30), (0, (2, 1), 0.5, 1)],
@@ -354,104 +395,71 @@ def test_a_link_that_fills_between_two_hubs_gives_way_to_the_second():
         *[(3, (0,), 2, 1), (3, (0, 2), 1, 1)],
     ]
     capacities = [0.5, 0.5, 0.5]
-    in_hubs = ends(capacities, messages, partial(Fluid, hub_flows=2))
-    assert in_hubs == pytest.approx(exact_ends(capacities, messages))
+    filled = ends(capacities, messages, Filled)
+    assert ends(capacities, messages) == pytest.approx(filled, rel=1e-9)
 
 
-def test_what_a_hub_took_of_a_link_is_forgotten_while_others_need_not_share_it():
-    """Found by chance: a card was alone with one message, at its bound, until the hub came back and
-    took what it had taken before."""
+def test_what_a_crowd_took_of_a_link_is_forgotten_while_others_need_not_share_it():
+    """Found by chance in an earlier solver: a card was alone with one message, at its bound, until
+    the crowd came back and took what it had taken before."""
     messages: list[Message] = [
         *[(0.0625, (3, 0), 1, 30), (0.625, (1, 0), 1, 30), (0, (1, 0), 0.75, 30)],
         *[(0, (1, 5), 0.5, 1), (0.5, (1, 5), 1, 1), (0, (1, 0), 0.5, 30)],
         *[(0, (2, 0), 1, 30), (0, (1, 5), 0.5, 1), (1, (1, 5), 1, 1)],
     ]
     capacities = [4.5, 4.0, 3.0, 3.0, 1.0, 3.0]
-    in_hubs = ends(capacities, messages, partial(Fluid, hub_flows=2))
-    assert in_hubs == pytest.approx(exact_ends(capacities, messages))
+    filled = ends(capacities, messages, Filled)
+    assert ends(capacities, messages) == pytest.approx(filled, rel=1e-9)
 
 
-@given(crowded(), st.integers(1, 8))
-def test_a_hub_gives_the_same_ends_as_flow_by_flow(problem, hub_flows):
-    single = ends(*problem, partial(Fluid, hub_flows=10**9))
-    assert ends(*problem, partial(Fluid, hub_flows=hub_flows)) == pytest.approx(single, rel=1e-8)
+def _unequal_nics(scenario: Scenario) -> Scenario:
+    """Three slow worker hosts, and a further one whose NIC is half as fast."""
+    slow = _slow_nic(scenario, "embedding_workers", 40)
+    workers = slow.cluster.embedding_workers
+    host = replace(workers.host, nic_bytes_per_s=workers.host.nic_bytes_per_s / 2)
+    kinds = replace(workers, also=(replace(workers, host=host, hosts=1),))
+    return replace(slow, cluster=replace(slow.cluster, embedding_workers=kinds))
 
 
-def rates_now(network: Fluid) -> tuple[list[float], list[list[int]], list[float], list[float]]:
-    """Of every message on its way: rate, links, weight and bound."""
-    links = network._links
-    hubs = network._hubs.values()
-    flows = dict.fromkeys([flow for link in links for flow in link.flows])
-    drained = [(flow, hub.level * flow.weight) for hub in hubs for *_, flow in hub.queue]
-    both = [(flow, flow.rate) for flow in flows] + drained
-    return (
-        [rate for _, rate in both],
-        [[link.index for link in flow.path] for flow, _ in both],
-        [flow.weight for flow, _ in both],
-        [flow.bound for flow, _ in both],
-    )
+CRASHES = tuple(
+    Crash(target=target, index=0, at_s=at_s, detect_s=0.01, restart_s=0.02)
+    for target, at_s in ((Target.SERVER, 0.05), (Target.WORKER, 0.1), (Target.RANK, 0.15))
+)
+RUNS: dict[str, Callable[[], Scenario]] = {
+    "worker NICs": lambda: _slow_nic(small_scenario(), "embedding_workers", 40),
+    "server NICs": lambda: _slow_nic(small_scenario(), "servers", 40),
+    "rank NICs": lambda: _slow_nic(small_scenario(Mode.SYNC), "nn", 100),
+    "unequal NICs": lambda: _unequal_nics(small_scenario()),
+    "crashes": lambda: _slow_nic(small_scenario(disturbances=CRASHES), "servers", 40),
+    "all-reduce": lambda: _slow_nic(small_scenario(dense_on_nics=True), "nn", 100),
+    "averaging": lambda: _slow_nic(
+        small_scenario(
+            Mode.ASYNC_AVERAGING, dense_on_nics=True, averaging=Averaging(period_s=0.02)
+        ),
+        *("nn", 100),
+    ),
+    "dense weights at servers": lambda: _slow_nic(small_scenario(Mode.ASYNC), "servers", 40),
+    "dense weights on one host": lambda: _slow_nic(
+        small_scenario(Mode.ASYNC, dense_home=DenseHome.ONE), "nn", 100
+    ),
+    "forwarded": lambda: _slow_nic(
+        small_scenario(Mode.LOOKAHEAD, lookahead="forwarded"), "embedding_workers", 40
+    ),
+}
 
 
-@given(racks(), st.sampled_from([1, 3, 10**9]), st.sets(st.integers(0, 96), min_size=3))
-@pytest.mark.law8
-def test_whenever_one_looks_the_rates_are_those_of_exact_filling(problem, hub_flows, eighths):
-    """Whether they were filled anew, held back as before, or drain in a hub; bounds by streams."""
-    capacities, messages = problem
-    env = simpy.Environment()
-    network = Fluid(env, capacities, 0.75, hub_flows)
-
-    def one(start: float, path: tuple[int, ...], size: float, streams: float):
-        yield env.timeout(start)
-        yield network.send(path, size, streams)
-
-    for message in messages:
-        env.process(one(*message))
-    for eighth in sorted(eighths):
-        env.run(until=eighth / 8 + 1e-6)  # what begins at that instant has its rate
-        rates, paths, weights, bounds = rates_now(network)
-        room = dict(enumerate(capacities))
-        exact = naive_max_min(paths, weights, bounds, room)
-        assert rates == pytest.approx([float(rate) for rate in exact], rel=1e-9)
-
-
-def test_messages_that_come_and_go_on_one_full_link_are_filled_at_its_first_and_last_only(
-    monkeypatch,
-):
-    """Ten messages of 10 bytes, one each second, over a link of 1 byte a second."""
-    filled = []
-    fill = FairShares._filled
-    monkeypatch.setattr(
-        FairShares, "_filled", lambda self, dirty: filled.append(dirty) or fill(self, dirty)
-    )
-    messages: list[Message] = [(second, (0, 1), 10, 1) for second in range(10)]
-    assert ends([1.0, 5.0], messages) == pytest.approx(exact_ends([1.0, 5.0], messages))
-    assert [len(dirty) for dirty in filled] == [1, 1]  # the second that came; the last alone
-
-
-def test_a_hub_that_takes_what_it_took_gives_nobody_else_a_new_share(monkeypatch):
-    """Ten cards send through a slow link, and each full card sends to a receiver of its own, too; a
-    message more on card 3 is felt on card 3."""
-    cards = range(1, 11)
-    shared = []
-    after = FairShares.after
-
-    def noted(self, dirty, felt):
-        shares = after(self, dirty, felt)
-        shared.append({flow.path[0].index for flows, _, _ in shares for flow in flows})
-        return shares
-
-    monkeypatch.setattr(FairShares, "after", noted)
-    env = simpy.Environment()
-    network = Fluid(env, [1.0] + [2.0] * 10 + [9.0] * 10, inf, hub_flows=4)
-    for card in cards:
-        network.send((card, 0), 1e6)
-        network.send((card, card + 10), 1e6)
-        network.send((card, card + 10), 1e6)
-    env.run(until=1)
-    assert len(network._hubs) == 1
-    network.send((3, 13), 1e6)
-    env.run(until=2)
-    assert shared[-1] == {3}
+@pytest.mark.parametrize("discipline", [Discipline.FLUID, Discipline.FLUID_EACH])
+@pytest.mark.parametrize("binds", RUNS)
+def test_a_run_has_the_instants_of_one_whose_network_is_filled_anew(binds, discipline, monkeypatch):
+    """With noise, so that no two batches reach a server at one instant."""
+    noise = Noise(gpu_cv=0.1, server_cv=0.3)
+    scenario = replace(RUNS[binds](), discipline=discipline, noise=noise)
+    run = simulate(scenario)
+    filled = {Discipline.FLUID: FilledInOrder, Discipline.FLUID_EACH: Filled}
+    monkeypatch.setattr(hardware, "_DISCIPLINES", filled)
+    anew = simulate(scenario)
+    assert run.stamps == pytest.approx(anew.stamps, rel=1e-9)
+    assert run.link_bytes == pytest.approx(anew.link_bytes)
 
 
 def test_a_run_on_full_nics_gives_the_same_bytes_again():
