@@ -183,7 +183,7 @@ class Link:
         return self.capacity / self.weight if self.weight > 0 else inf
 
     def level_now(self) -> float:
-        """Its level beside that of its leader; one that holds nobody back any more takes nothing."""
+        """Its level beside that of its leader, which takes nothing if it holds nobody back."""
         leader = self.leader
         if leader is None:
             return self.level
@@ -224,7 +224,7 @@ class Link:
         return inf
 
     def free(self) -> None:
-        """Hold nobody back any more; the clock stands still, as those that it led may look at it."""
+        """Hold nobody back. The clock stands still: those that it led may still look at it."""
         self.level = inf
         self.leader = None
         self.queue.clear()
