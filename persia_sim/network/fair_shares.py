@@ -145,7 +145,8 @@ class FairShares:
 
     def _hold_nobody(self, link: Link, room: float, others: list[Crossing]) -> None:
         """A link that has room is looked at again when others take more than their part of it."""
-        link.free()
+        if link.level < inf:
+            link.free()
         weight = sum([crossing.weight for crossing in others])
         for crossing in others:
             bottleneck = crossing.bottleneck
@@ -200,13 +201,14 @@ class FairShares:
                 self.look_at(link)
 
     def _limit(self, crossing: Crossing, level: float) -> None:
-        """Have the link looked at when the bottleneck's level gets higher than this, at the
-        latest."""
+        """Have the link looked at, at the latest, when the bottleneck's level is really above this:
+        where it is nearly the same, looking would change nothing, and be asked for again."""
         bottleneck = crossing.bottleneck
         assert isinstance(bottleneck, Link)
-        if level < bottleneck.limits.number_of(crossing):
-            bottleneck.limits.put(level, crossing)
-            if bottleneck.leader is not None and bottleneck.floor_for(level) > bottleneck.floor:
+        limit = level * (1 + SAME)
+        if limit < bottleneck.limits.number_of(crossing):
+            bottleneck.limits.put(limit, crossing)
+            if bottleneck.leader is not None and bottleneck.floor_for(limit) > bottleneck.floor:
                 self.look_at(bottleneck)
 
     def _warn(self, link: Link) -> None:

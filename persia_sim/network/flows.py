@@ -81,15 +81,16 @@ class Fifo(Network):
         end = at = now = self._env.now
         slowest = size_bytes / (self._stream * streams)
         held = []
+        busy = False
         for link in path:
             self.link_bytes[link] += size_bytes
             calendar = self._calendars[link]
-            calendar.forget(now)
+            busy = calendar.busy_from(now) or busy
             held.append((calendar, max(size_bytes / self._capacities[link], slowest)))
 
         # It moves while those that it has not passed yet are idle.
         while held:
-            at, until = _all_idle([calendar for calendar, _ in held], at)
+            at, until = _all_idle([calendar for calendar, _ in held], at) if busy else (now, inf)
             room = until - at
             waiting = []
             for calendar, left in held:
@@ -113,10 +114,12 @@ class Calendar:
         self._starts: list[float] = []
         self._ends: list[float] = []
 
-    def forget(self, now_s: float) -> None:
-        """Drop what is over."""
-        while self._ends and self._ends[0] <= now_s:
-            del self._starts[0], self._ends[0]
+    def busy_from(self, now_s: float) -> bool:
+        """Drop what is over; whether anything is left."""
+        ends = self._ends
+        while ends and ends[0] <= now_s:
+            del self._starts[0], ends[0]
+        return bool(ends)
 
     def idle(self, from_s: float) -> tuple[float, float]:
         """The first instant, not before this one, at which it is idle, and until when it is."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from heapq import heappop
 from itertools import count
 from math import inf, nan
+from operator import attrgetter
 
 import simpy
 
@@ -55,14 +56,8 @@ class Fluid(Network):
     ) -> None:
         """Let a message become a flow."""
         # A flow is never faster than its streams, nor than its slowest link.
-        rate = self._stream * streams
-        links = []
-        for index in path:
-            self.link_bytes[index] += size_bytes
-            link = self._links[index]
-            links.append(link)
-            if link.capacity < rate:
-                rate = link.capacity
+        links = [self._links[index] for index in path]
+        rate = min(self._stream * streams, *[link.capacity for link in links])
         level = rate / streams
         bound = self._bounds.get(level)
         if bound is None:
@@ -73,6 +68,7 @@ class Fluid(Network):
         shares = self._shares
         free = True
         for link in links:
+            self.link_bytes[link.number] += size_bytes
             link.weight += streams
             link.ask(link.demand + rate)
             if link.level < inf:
@@ -109,8 +105,8 @@ class Fluid(Network):
 
     def _expect(self, link: Link) -> None:
         """Have the queue of ends look at a link, whose clock shows the present, in time."""
-        end = link.first_end()
-        if end < inf:
+        if link.level < inf:
+            end = link.first_end()
             in_s = max(0.0, end - link.clock) / link.highest_level()
             self._ends.put(self._env.now + in_s, link)
         else:
@@ -179,7 +175,8 @@ class Fluid(Network):
             self._expect(link)
 
         # What they leave is shared out anew.
-        for flow in sorted(ended, key=lambda flow: flow.number):
+        ended.sort(key=attrgetter("number"))
+        for flow in ended:
             self._end(flow)
         if not self._flush_due:
             self._share_out()

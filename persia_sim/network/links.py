@@ -202,6 +202,8 @@ class Link:
 
     def advance(self, now_s: float) -> None:
         """Run the clock until now."""
+        if self.since == now_s:
+            return
         leader = self.leader
         if leader is not None:
             leader.advance(now_s)
