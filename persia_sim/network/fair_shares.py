@@ -40,7 +40,7 @@ class FairShares:
             crossing.weight += weight
         bound = flow.bound
         if isinstance(bottleneck, Bound):
-            flow.end = now_s + left_bytes / (bound.level * weight)
+            flow.end = now_s + left_bytes / flow.rate
             heappush(self.at_bound, (flow.end, flow.number, flow))
             return
 
@@ -193,7 +193,7 @@ class FairShares:
             before.advance(now_s)
             left = (flow.end - before.clock) * flow.weight
         else:
-            left = (flow.end - now_s) * before.level * flow.weight
+            left = (flow.end - now_s) * flow.rate
         self.leave(flow)
         self.join(flow, bottleneck, max(0.0, left), now_s)
         for link in flow.path:

@@ -80,7 +80,7 @@ class Fluid(Network):
             elif link.tight:
                 free = False
                 shares.look_at(link)
-        flow = Flow(next(self._numbers), links, streams, bound, done, connection, bottleneck)
+        flow = Flow(next(self._numbers), links, streams, rate, bound, done, connection, bottleneck)
         shares.join(flow, bottleneck, size_bytes, self._env.now)
 
         # It is free where no link of its path would be asked for more than it has; then nobody
@@ -183,11 +183,10 @@ class Fluid(Network):
 
     def _end(self, flow: Flow) -> None:
         self._shares.leave(flow)
-        rate = flow.bound.level * flow.weight
         for link in flow.path:
             empty = not link.crossings
             link.weight = 0.0 if empty else link.weight - flow.weight
-            link.ask(0.0 if empty else link.demand - rate)
+            link.ask(0.0 if empty else link.demand - flow.rate)
             if link.level < inf:
                 self._shares.look_at(link)
         flow.done.succeed()

@@ -82,7 +82,8 @@ class Flow:
     number: int
     path: list[Link]
     weight: float
-    bound: Bound
+    rate: float  # at most, bytes a second
+    bound: Bound  # the same as a level
     done: simpy.Event
     connection: Connection | None  # whose next message begins when it ends
     bottleneck: Link | Bound
