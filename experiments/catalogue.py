@@ -106,7 +106,6 @@ STUDIES = _by_name(
         quick="--no-train",
         quick_minutes=0.5,
     ),
-    Study("foresee", "what late rows may cost on your log, without training them late", 0.5),
     Study(
         name="treatments",
         says="what is done about late rows, and what others run: gaps",
