@@ -198,7 +198,6 @@ STUDIES = _by_name(
         " by from itself (left), and the error of each point by framework (right).",
         quick_minutes=0.2,
     ),
-    Study("cluster-sweep", "simulated clusters: grid or Latin hypercube, Pareto front", None),
     Study(
         name="convergence-bound",
         says="the bound of late rows against measured gradients; alpha",
@@ -211,17 +210,6 @@ STUDIES = _by_name(
         tables=("", "_alpha", "_steps"),
         quick="--seeds 3 --updates 64 512 --samples 50000",
         quick_minutes=1.2,
-    ),
-    Study(
-        name="checkpoint-interval",
-        says="throughput lost to crashes and checkpoints, in three modes",
-        minutes=6,
-        title="Throughput lost to crashes and checkpoints",
-        caption="Share of the throughput of simulated runs that random crashes of ranks and"
-        " checkpoints cost, against the time between checkpoints in units of Young's, by mode and"
-        " rate of crashes, with 95 % intervals over seeds; Daly's closed form beside.",
-        quick="--seeds 3 --steps 160 --factors 0.25 1 4",
-        quick_minutes=0.3,
     ),
     Study("fault-drill", "processes killed at random: what goes on, what is lost", 30),
 )

@@ -1,8 +1,6 @@
-"""Simulated clusters: steps drawn, what each optimisation gives, what crashes cost, who wins."""
+"""Simulated clusters: steps drawn, what each optimisation gives, which mode to take."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from paper_figs import SHORT
-from paper_figs.style import GAP_LABEL, in_order, legend_below, look_of, of_tables, spread_of
+from paper_figs.style import GAP_LABEL, in_order, legend_below, look_of, of_tables
 
 STAGE_LOOKS = {
     "load": ("white", "...."),
@@ -223,118 +221,6 @@ def _aucs_off_all_on(ax: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
     )
     title = f"{rows['where'].iloc[0]}, {rows.n.iloc[0]} paired seeds"
     ax.set(title=title, xlabel="AUC minus all on [$10^{-3}$]")
-
-
-@of_tables
-def checkpoint_interval_figure(rows: pd.DataFrame) -> Figure:
-    """A panel for each rate of crashes, a line a mode with 95 % intervals over seeds; the grey line
-    is Daly's formula for a job that goes back whole, at the intervals that the first mode kept."""
-    rates = sorted(rows.crashes_expected.unique())
-    modes = in_order(rows["mode"])
-    seeds = rows.seed.nunique()
-    size = (min(7.2, 2.6 * len(rates) + 1.2), 2.9)
-    figure, axes = plt.subplots(1, len(rates), figsize=size, sharey=True, squeeze=False)
-    for ax, rate in zip(axes[0], rates, strict=True):
-        # Daly's formula in grey, by the first mode.
-        of_rate = rows[rows.crashes_expected == rate]
-        form = of_rate[of_rate["mode"] == modes[0]].groupby("factor").overhead_closed_form.mean()
-        daly = 100 * form / (1 + form)
-        ax.plot(daly.index, daly, color="0.6", linewidth=2.5, label="Daly's formula")
-
-        # What each mode lost, moved aside a little so that bars do not hide each other.
-        for number, mode in enumerate(modes):
-            lost, half = spread_of(
-                100
-                * of_rate[of_rate["mode"] == mode].pivot(
-                    index="seed", columns="factor", values="throughput_lost"
-                )
-            )
-            ax.errorbar(
-                lost.index * 1.04 ** (number - 1),
-                lost,
-                half.fillna(0.0),
-                label=mode,
-                marker=look_of(mode).marker,
-                linestyle=look_of(mode).line,
-                color=look_of(mode).color,
-            )
-        ax.set_xscale("log", base=2)
-        factors = sorted(of_rate.factor.unique())
-        ax.set_xticks(factors, [f"{factor:g}" for factor in factors])
-        ax.set_xlabel("time between checkpoints over Young's")
-        ax.set_title(f"{rate:g} crashes expected in the run")
-    axes[0, 0].set_ylim(bottom=0)  # of all panels, which share it
-    axes[0, 0].set_ylabel("throughput lost [%]")
-    legend_below(figure, axes[0, 0])
-    figure.suptitle(f"simulated; 95 % intervals over {seeds} seeds")
-    return figure
-
-
-@of_tables
-def cluster_sweep_figure(rows: pd.DataFrame) -> Figure:
-    """A panel a workload, a marker a mode; what no other cluster beats is ringed and says its
-    hosts. Clusters that were not simulated are not there."""
-    rows = rows[rows.simulated]
-    names = list(rows.workload.unique())
-    figure, axes = plt.subplots(
-        1, max(1, len(names)), figsize=(3.4 * max(1, len(names)) + 1.4, 3.1), squeeze=False
-    )
-
-    # Dollars across where all prices are known, else lateness; colours are lateness in any case.
-    priced = (rows.usd_per_million_samples > 0).all()
-    across = "usd_per_million_samples" if priced else "updates_missed_mean"
-    scale = plt.Normalize(0, max(1.0, rows.updates_missed_mean.max() if len(rows) else 1.0))
-    for ax, name in zip(axes[0], names, strict=False):
-        of_workload = rows[rows.workload == name]
-        for mode in in_order(rows["mode"]):
-            points = of_workload[of_workload["mode"] == mode]
-            ax.scatter(
-                points[across],
-                points.samples_per_s,
-                c=points.updates_missed_mean,
-                label=mode,
-                norm=scale,
-                marker=look_of(mode).marker,
-            )
-
-        # The front is ringed; words of equal points stand below each other.
-        marked: list[tuple[float, float]] = []
-        for best in of_workload[of_workload.on_front].itertuples():
-            at = (getattr(best, across), best.samples_per_s)
-            marked.append(at)
-            ax.plot(*at, "o", markersize=11, markerfacecolor="none", color="black")
-            text = f"{best.workers:g} + {best.servers:g}"
-            text += f", tau {best.tau:g}" if best.updates_missed_mean else ""
-            below = 6 * sum(np.allclose(at, other, rtol=0.05) for other in marked[:-1])  # ties
-            ax.annotate(text, at, (7, 5 - below), textcoords="offset points", fontsize=5)
-        _span_what_is_known(ax, of_workload, across)
-        ax.set_xscale("log" if priced else "linear")
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_formatter("{x:,.10g}")
-            axis.set_minor_formatter("{x:,.10g}")
-        ax.set_title(Path(name).stem)
-        cost = "$ a million samples" if priced else "updates missed"
-        ax.set_xlabel(f"{cost} (ringed: worker + server hosts)")
-    axes[0, 0].set_ylabel("samples/s")
-    figure.colorbar(plt.cm.ScalarMappable(scale), ax=axes, label="updates that a lookup misses")
-    legend_below(figure, axes[0, 0])
-    return figure
-
-
-LEAST_SPAN = 2.0
-"""Least ratio of the ends of an axis of dollars: less shall not look like a ranking."""
-
-
-def _span_what_is_known(axes: Axes, rows: pd.DataFrame, across: str) -> None:
-    """Axes on which what is no difference looks like none: rates from 0, dollars over a factor of
-    `LEAST_SPAN` at least, lateness from 0."""
-    axes.set_ylim(0, 1.15 * rows.samples_per_s.max())
-    low, high = rows[across].min(), rows[across].max()
-    if across == "updates_missed_mean":
-        axes.set_xlim(-0.05 * max(1.0, high), 1.15 * max(1.0, high))
-        return
-    wider = max(1.15, (LEAST_SPAN * low / high) ** 0.5)
-    axes.set_xlim(low / wider, high * wider)
 
 
 @of_tables

@@ -16,7 +16,6 @@ import sys
 import pytest
 
 from experiments.benching.bench_peers import Options as BenchPeers
-from experiments.studies.cluster_sweep import Options as ClusterSweep
 from persia_sim import __main__ as simulator
 from persia_sim.base import vocabulary
 from persia_sim.base.command_line import options_of
@@ -120,7 +119,6 @@ from persia_sim.base import vocabulary as words
 words.DEFAULT_TAU, words.DEFAULT_AHEAD, words.DEFAULT_AVERAGE_EVERY_S = 7, 9, 0.25
 
 import json
-from experiments.studies.cluster_sweep import Options as SweepOptions
 from experiments.studies.time_to_auc import Options as TimeToAucOptions
 from persia_sim.cli import Options, scenario_of
 from persia_sim.cli.sharded import ShardedOptions
@@ -133,7 +131,7 @@ hybrid, lookahead, averaging = (
     for mode in (words.Mode.HYBRID, words.Mode.LOOKAHEAD, words.Mode.ASYNC_AVERAGING)
 )
 print(json.dumps({
-    "tau": [sync.tau, hybrid.tau, Point().tau, TimeToAucOptions().tau, *SweepOptions().taus],
+    "tau": [sync.tau, hybrid.tau, Point().tau, TimeToAucOptions().tau],
     "ahead": [sync.ahead, lookahead.steps_ahead],
     "average_every_s": [sync.average_every_s, averaging.rounds.period_s],
 }))
@@ -158,8 +156,6 @@ def test_both_halves_follow_when_the_vocabulary_changes():
         (Train, "--cluster", "--ray"),  # of persia-sim: a description
         (Options, "--servers", "--server-hosts"),  # of train: processes
         (Options, "--workers", "--worker-hosts"),
-        (ClusterSweep, "--servers", "--server-hosts"),
-        (ClusterSweep, "--workers", "--worker-hosts"),
     ],
 )
 def test_a_word_of_one_half_is_no_option_of_the_other(options, old, new):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from math import expm1, inf, log1p, sqrt
+from math import inf, log1p, sqrt
 
 import numpy as np
 
@@ -19,7 +19,6 @@ class Purpose(IntEnum):
     GPU = 1
     SERVER_LOOKUP = 2
     SERVER_UPDATE = 3
-    FAULT = 5
     ROWS = 6
 
 
@@ -127,77 +126,3 @@ class Checkpoints:
         require(ok, "checkpoint_every_s", self.interval_s, f"must be > 0 and <= {MOST_S:g}")
         ok = 0 <= self.write_s <= MOST_S
         require(ok, "checkpoint_s", self.write_s, f"must lie in [0, {MOST_S:g}]")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recovery:
-    """What a crash costs."""
-
-    mtbf_s: float
-    """Mean time between crashes of the whole job (exponential), > 0."""
-    checkpoint_s: float
-    """Training stands still this long for a checkpoint, > 0."""
-    back_s: float
-    """Detection, restart and load after a crash, >= 0."""
-    partial: bool = False
-    """Only the crashed server goes back to its checkpoint and the others go on: no work is done
-    twice, but the server's updates since then are lost. Else all go back."""
-
-    def __post_init__(self) -> None:
-        for field in ("mtbf_s", "checkpoint_s"):
-            require(getattr(self, field) > 0, field, getattr(self, field), "must be > 0")
-        require(self.back_s >= 0, "back_s", self.back_s, "must be >= 0")
-
-
-def young_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
-    """Young's first-order best time between checkpoints: sqrt(2 C M).
-
-    >>> young_interval_s(50.0, 10_000.0)
-    1000.0
-    """
-    return sqrt(2 * checkpoint_s * mtbf_s)
-
-
-def overhead(recovery: Recovery, interval_s: float) -> float:
-    """Wall time over useful time, minus one, at this much useful work between checkpoints.
-
-    Full recovery, exponential failures (Daly's exact form): a segment of T + C is repeated until it
-    passes whole, which takes M exp(R/M) (exp((T + C)/M) - 1). Partial: nothing is repeated.
-    """
-    require(interval_s > 0, "interval_s", interval_s, "must be > 0")
-    mean = recovery.mtbf_s
-    segment = interval_s + recovery.checkpoint_s
-    if recovery.partial:
-        return segment / interval_s * (1 + recovery.back_s / mean) - 1
-    wall = mean * np.exp(recovery.back_s / mean) * expm1(segment / mean)
-    return float(wall / interval_s - 1)
-
-
-def random_crashes(
-    mtbf_s: float, until_s: float, ranks: int, back_s: float, seed: int
-) -> tuple[Crash, ...]:
-    """Crashes of random ranks at exponential distances, for a run of at most this long."""
-    draws = stream(seed, Purpose.FAULT, 1)
-    crashes = []
-    now = 0.0
-    while (now := now + float(draws.exponential(mtbf_s))) < until_s:
-        rank = int(draws.integers(ranks))
-        crashes.append(
-            Crash(target=Target.RANK, index=rank, at_s=now, detect_s=0.0, restart_s=back_s)
-        )
-    return tuple(crashes)
-
-
-def best_interval_s(recovery: Recovery) -> float:
-    """The interval of least overhead, by golden section; unbounded for partial recovery."""
-    low = recovery.checkpoint_s / 100
-    high = 50 * recovery.mtbf_s
-    ratio = (sqrt(5) - 1) / 2
-    for _ in range(200):
-        a = high - ratio * (high - low)
-        b = low + ratio * (high - low)
-        if overhead(recovery, a) < overhead(recovery, b):
-            high = b
-        else:
-            low = a
-    return (low + high) / 2

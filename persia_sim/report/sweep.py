@@ -1,4 +1,4 @@
-"""Many configurations: a grid or a Latin hypercube, each run until its interval is narrow enough.
+"""Configurations beside each other, each run until its interval is narrow enough.
 
 Points and rows are plain data, so that they can be computed anywhere and kept.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -91,21 +90,6 @@ def analytic(point: Point, most_steps: int = 1536) -> dict[str, Any]:
         "binds": bound.binds,
         "usd_per_million_samples": dollars and dollars / 3600 / bound.samples_per_s * 1e6,
     }
-
-
-def grid(**axes: Sequence[Any]) -> list[Point]:
-    """Every combination of the values of the named fields."""
-    return [Point(**dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
-
-
-def latin_hypercube(count: int, seed: int, **axes: Sequence[Any]) -> list[Point]:
-    """``count`` points that cover every axis evenly: its values in turn, in random order."""
-    rng = np.random.default_rng(seed)
-    columns = {
-        name: [values[k * len(values) // count] for k in rng.permutation(count)]
-        for name, values in axes.items()
-    }
-    return [Point(**{name: column[i] for name, column in columns.items()}) for i in range(count)]
 
 
 def updates_missed(row: Mapping[str, Any]) -> float:

@@ -39,11 +39,9 @@ REFUSED = {
     ],
     "convergence-bound": ["seeds 1", "taus", "alphas", "alphas 0.1", "alphas 1"],
     "scale": ["steps 7", "over gpus"],
-    "cluster-sweep": ["workloads", "half-width 0", "half-width 1e-9", "half-width 1", "latin 0"],
     "modes-timeline": ["steps 9", "shown 65", "cluster-ranks 1", "latency-s 0"],
     "ablation": ["steps 7", "samples 127", "train-ranks 0", "train-ranks 129"],
     "sharded-map": ["gpus", "batch 63", "steps 7"],
-    "checkpoint-interval": ["crashes 1e6", "crashes 0", "checkpoint-share 1.5", "factors 1e3"],
     "fault-drill": ["ranks 9", "servers 9", "patience-s 0", "roles host"],
     "predict-published": [
         f"{name} /no/such.csv" for name in ("rows", "workloads", "systems", "tables", "known")
@@ -161,9 +159,6 @@ def test_a_study_writes_into_a_folder_of_its_name_unless_told(tmp_path):
     [
         (["sharded-map", "--batch", "100"],
          "--batch is 100: must be a multiple of the 64 GPUs; use 64"),
-        (["cluster-sweep", "--modes", "sync", "--taus", "1", "2"], "taus is only used by"),
-        (["cluster-sweep", "--ranks", *map(str, range(1, 400)), "--server-hosts",
-          *map(str, range(1, 400))], "the number of points must be <= 100,000"),
         (["staleness-sweep", "--set", "rows.optimizer.kind=adam",
           "rows.optimizer.initial_accumulator=0.1"],
          "rows.optimizer.initial_accumulator"),
@@ -212,16 +207,6 @@ def test_the_list_names_every_study_with_its_minutes(capsys):
             for line in told.splitlines()
             if line.startswith("  ")
         )
-
-
-def test_a_dry_run_of_checkpoint_intervals_counts_its_runs_and_simulates_none(
-    capsys, monkeypatch, tmp_path
-):
-    monkeypatch.setattr("experiments.studies.checkpoint_interval.simulate", None)
-    words = ["checkpoint-interval", "--seeds", "3", "--factors", "1", "4", "--modes", "sync"]
-    assert main([*words, "--dry-run", "--out", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.startswith("13 simulated runs of 400 steps, but for those in")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_failed_study_is_exit_2(capsys, monkeypatch, tmp_path):

@@ -13,10 +13,9 @@ from experiments.drilling import counting
 from experiments.drilling.trial import RATE
 from experiments.registry.compare import comparison
 from experiments.statistics import delong
-from experiments.studies import ablation, checkpoint_interval, convergence, sweep
+from experiments.studies import ablation, convergence, sweep
 from experiments.targets import target_lines
 from persia_sim.base.vocabulary import Mode
-from persia_sim.engine.faults import Losses
 from tests.experiments.test_registry import hybrid, made
 
 
@@ -90,37 +89,6 @@ def test_each_place_of_the_ablation_is_held_against_its_own_base(tmp_path, monke
             assert row["difference_half_width_95"] == pytest.approx(wide)
     kwai, gcp = (ablation.scenario_of(p, options).cluster.servers.processes for p in places)
     assert kwai != gcp
-
-
-def test_each_mode_is_interrupted_by_crashes_in_units_of_its_own_length(
-    tmp_path, monkeypatch, capsys
-):
-    """Lengths made up: 10 s of hybrid and 17 s of sync, and half as much again with crashes."""
-    lengths = {Mode.HYBRID: 10.0, Mode.SYNC: 17.0}
-
-    def simulated(scenario):
-        length_s = lengths[scenario.mode] * (1.5 if scenario.checkpoints else 1.0)
-        return SimpleNamespace(makespan_s=length_s, losses=Losses(checkpoints=4))
-
-    tables: list[dict] = []
-    monkeypatch.setattr(checkpoint_interval, "simulate", simulated)
-    monkeypatch.setattr(checkpoint_interval, "leave", lambda _, of, **__: tables.append(of))
-    options = checkpoint_interval.Options(
-        ranks=2, steps=24, modes=tuple(lengths), crashes=(2.0, 4.0), factors=(0.5, 1.0), seeds=2,
-        out=tmp_path,
-    )  # fmt: skip
-    checkpoint_interval.run(options)
-    capsys.readouterr()
-    rows = tables[0][""]
-    assert [(r["mode"], r["crashes_expected"], r["factor"]) for r in rows] == [
-        cell for cell in product(("hybrid", "sync"), (2.0, 4.0), (0.5, 1.0)) for _ in range(2)
-    ]
-    for row in rows:
-        own_s = lengths[Mode(row["mode"])]
-        young_s = np.sqrt(2 * own_s * options.checkpoint_share * own_s / row["crashes_expected"])
-        expected = {"useful_s": own_s, "interval_s": row["factor"] * young_s,
-                    "interval_kept_s": own_s / 4, "overhead": 0.5}  # fmt: skip
-        assert {name: row[name] for name in expected} == pytest.approx(expected)
 
 
 def test_targets_of_a_data_set_are_of_its_own_runs_and_of_their_first_task():

@@ -11,7 +11,6 @@ import pytest
 
 from experiments.studies import (
     ablation,
-    checkpoint_interval,
     scale,
     sharded_map,
     which_mode,
@@ -33,19 +32,6 @@ def of_ablation() -> Iterator[Line]:
         change = ablation.VARIANTS[variant]
         rate = ablation._rate(change(ablation.scenario_of(place, options)))["samples_per_s"]
         yield {"where": f"{place}, 64 GPUs", "variant": variant}, {"value": rate}
-
-
-def of_checkpoint_interval() -> Iterator[Line]:
-    options = checkpoint_interval.Options(steps=200)
-    for mode in (Mode.HYBRID, Mode.ASYNC_AVERAGING):
-        scenario = scenario_of(
-            Point(mode=mode, cluster="v100-paper", workload="kwai-video", ranks=8, steps=200)
-        )
-        useful_s = simulate(scenario).makespan_s
-        policy = checkpoint_interval.policy_of(options, useful_s, 3.0)
-        row = checkpoint_interval.interrupted(scenario, useful_s, policy, 3.0, 1.0, 0)
-        known = {"mode": str(mode), "crashes_expected": 3.0, "factor": 1.0, "seed": 0}
-        yield known, {name: row[name] for name in ("useful_s", "overhead", "redone_s")}
 
 
 def of_sharded_map() -> Iterator[Line]:
@@ -78,7 +64,7 @@ def of_which_mode() -> Iterator[Line]:
 
 
 TABLES = {of.__name__[3:]: of for of in (
-    of_checkpoint_interval, of_ablation, of_sharded_map, of_scale_workers, of_which_mode,
+    of_ablation, of_sharded_map, of_scale_workers, of_which_mode,
 )}  # fmt: skip
 
 

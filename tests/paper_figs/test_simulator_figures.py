@@ -8,13 +8,11 @@ import pytest
 
 from paper_figs.clusters import (
     ablation_figure,
-    checkpoint_interval_figure,
-    cluster_sweep_figure,
     modes_timeline_figure,
     which_mode_figure,
 )
 from paper_figs.throughput import predict_published_figure
-from tests.paper_figs.read_back import bars, error_bars, tick_labels, write_table
+from tests.paper_figs.read_back import bars, tick_labels, write_table
 
 
 def test_a_timeline_has_a_panel_a_mode_and_a_column_for_the_simulated_and_the_recorded(tmp_path):
@@ -103,72 +101,6 @@ def test_predictions_lie_over_measurements_and_rows_without_one_are_left_out(tmp
     assert steps.get_xscale() == steps.get_yscale() == "log"
     assert tick_labels(errors, "y") == ["hugectr (2)", "torchrec (1)"], "the closest first"
     assert "3 published points" in figure.get_suptitle()
-
-
-def test_losses_to_crashes_are_means_with_intervals_over_seeds(tmp_path):
-    rows = [
-        {
-            "mode": mode, "crashes_expected": rate, "factor": factor, "seed": seed,
-            "throughput_lost": lost + seed * 0.01, "overhead_closed_form": 0.25,
-        }
-        for mode, lost in (("sync", 0.10), ("async", 0.02))
-        for rate in (3.0, 12.0)
-        for factor in (0.5, 1.0)
-        for seed in (0, 1)
-    ]  # fmt: skip
-    table = write_table(tmp_path / "checkpoint_interval.csv", rows)
-    figure = checkpoint_interval_figure(table)
-    few, _ = figure.axes
-    assert few.get_title() == "3 crashes expected in the run"
-    found = {label: (y, ends) for label, _, y, ends in error_bars(few)}
-    assert found["sync"][0] == pytest.approx([10.5, 10.5])
-    half = 12.7062 * math.sqrt(2) / 2 / math.sqrt(2)  # t of one degree of freedom; 10 and 11 %
-    assert found["async"][1][0] == pytest.approx((2.5 - half, 2.5 + half), rel=1e-4)
-    assert few.get_ylim()[0] == 0 and few.get_ylim()[1] > 20, "both panels' values are inside"
-    (daly,) = [line for line in few.lines if line.get_label() == "Daly's formula"]
-    assert [*daly.get_ydata()] == pytest.approx([20.0, 20.0]), "0.25 longer is a fifth lost"
-
-
-@pytest.mark.parametrize("usd", [2.0, None])
-def test_a_sweep_without_prices_is_drawn_against_updates_missed(usd, tmp_path):
-    row = {
-        "workload": "w", "mode": "async", "workers": 4, "servers": 2, "tau": 4, "simulated": True,
-        "samples_per_s": 9.0, "updates_missed_mean": 79.0, "usd_per_million_samples": usd,
-        "on_front": True,
-    }  # fmt: skip
-    figure = cluster_sweep_figure(write_table(tmp_path / "cluster_sweep.csv", [row]))
-    panel = figure.axes[0]
-    assert panel.collections[0].get_offsets().tolist() == [[usd or 79.0, 9.0]]
-    assert panel.texts[0].get_text() == "4 + 2, tau 4"
-    assert panel.get_xscale() == ("log" if usd else "linear")
-    assert figure.axes[1].get_ylabel() == "updates that a lookup misses"
-
-
-def test_clusters_that_tie_on_the_front_have_labels_below_each_other(tmp_path):
-    same = {"workload": "w", "mode": "sync", "servers": 2, "tau": None, "simulated": True,
-            "updates_missed_mean": 0.0, "on_front": True}  # fmt: skip
-    rows = [
-        {**same, "workers": 1, "samples_per_s": 9.0, "usd_per_million_samples": 2.0},
-        {**same, "workers": 2, "samples_per_s": 9.01, "usd_per_million_samples": 2.0},
-        {**same, "workers": 3, "samples_per_s": 20.0, "usd_per_million_samples": 4.0},
-    ]
-    panel = cluster_sweep_figure(write_table(tmp_path / "cluster_sweep.csv", rows)).axes[0]
-    heights = {text.get_text(): text.xyann[1] for text in panel.texts}
-    assert heights == {"1 + 2": 5, "2 + 2": -1, "3 + 2": 5}
-
-
-def test_what_is_no_difference_does_not_look_like_a_ranking(tmp_path):
-    """Rates from 0, dollars over a factor of two: points 1e-6 apart lie on each other."""
-    same = {"workload": "w", "servers": 2, "workers": 4, "tau": None, "simulated": True,
-            "updates_missed_mean": 0.0, "on_front": False}  # fmt: skip
-    rows = [
-        {**same, "mode": "sync", "samples_per_s": 1_832_793.5, "usd_per_million_samples": 0.029},
-        {**same, "mode": "async", "samples_per_s": 1_832_796.5, "usd_per_million_samples": 0.029},
-    ]
-    panel = cluster_sweep_figure(write_table(tmp_path / "cluster_sweep.csv", rows)).axes[0]
-    assert panel.get_ylim()[0] == 0 and panel.get_ylim()[1] > 1_832_796.5
-    low, high = panel.get_xlim()
-    assert high / low >= 2 and low < 0.029 < high
 
 
 def test_which_mode_has_the_times_of_sync_and_the_gaps_of_each_window(tmp_path):

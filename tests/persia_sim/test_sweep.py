@@ -25,8 +25,6 @@ from persia_sim.report.sweep import (
     Point,
     analytic,
     evaluate,
-    grid,
-    latin_hypercube,
     pareto,
     scenario_of,
     updates_missed,
@@ -130,30 +128,6 @@ def test_prices_that_are_not_known_are_no_dollars_and_not_in_the_front(tmp_path)
     slower_and_cheaper = swept_row(9.0, 1.0, 79.0)
     assert pareto([swept_row(10.0, 2.0, 79.0), slower_and_cheaper]) == [True, True]
     assert pareto([swept_row(10.0, None, 79.0), slower_and_cheaper]) == [True, False]
-
-
-@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 3))
-def test_a_hypercube_takes_every_value_of_an_axis_evenly(count, levels, seed):
-    points = latin_hypercube(count, seed, ranks=range(1, levels + 1))
-    taken = np.bincount([p.ranks for p in points], minlength=levels + 1)[1:]
-    assert len(points) == count == taken.sum()
-    assert taken.max() - taken.min() <= 1
-
-
-def test_axes_of_a_hypercube_are_shuffled_apart():
-    points = latin_hypercube(64, 0, ranks=range(1, 65), workers=range(1, 65))
-    pairs = np.array([(p.ranks, p.workers) for p in points])
-    assert abs(np.corrcoef(pairs.T)[0, 1]) < 0.4
-    other = latin_hypercube(64, 1, ranks=range(1, 65), workers=range(1, 65))
-    assert [p.ranks for p in other] != [p.ranks for p in points]
-
-
-def test_a_grid_holds_every_combination_once_the_last_axis_fastest():
-    points = grid(ranks=(8, 16), tau=(1, 2, 4))
-    assert [(p.ranks, p.tau) for p in points] == [
-        (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4)
-    ]  # fmt: skip
-    assert {p.workers for p in points} == {Point().workers}
 
 
 def test_labels_tell_points_apart():
