@@ -75,7 +75,7 @@ def which_mode(
 
     options = Options(
         data=str(data),
-        cluster=str(cluster),
+        cluster=(str(cluster),),
         config=None if config is None else Path(config),
         set=tuple(set),
         minutes=minutes,

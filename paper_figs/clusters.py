@@ -223,34 +223,66 @@ def _aucs_off_all_on(ax: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
     ax.set(title=title, xlabel="AUC minus all on [$10^{-3}$]")
 
 
+SHOWN = ("sync", "lookahead", "hybrid, tau 4", "hybrid, tau 16", "async, tau 4")
+"""Modes and windows that have bars, of all that the table has."""
+CLUSTERS = {
+    "v100-paper": "paper: 64 V100,\n100 CPU hosts",
+    "h100-host": "one host of 8 H100,\nrows on CPU servers",
+}
+
+
 @of_tables
-def which_mode_figure(rows: pd.DataFrame, windows: pd.DataFrame) -> Figure:
-    """Left: samples/s over those of sync, a group of bars a cluster. Right: what rows 16 updates
-    late lose in each test window of each stream, in time order (filled) and shuffled (open)."""
+def which_mode_figure(rows: pd.DataFrame, gaps: pd.DataFrame | None = None) -> Figure:
+    """Left: samples/s over those of sync, a group of bars a cluster. Right, of the gaps of the
+    study of lateness: what rows 16 updates late lose in each test window of each stream, in time
+    order (filled) and shuffled (open)."""
+    if gaps is None:
+        figure, left = plt.subplots(figsize=(4.6, 3.4))
+        _gains(left, rows)
+        return figure
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.4), width_ratios=(1.15, 1))
+    _gains(left, rows)
+    _losses(right, gaps)
+    return figure
+
+
+def _gains(axes: Axes, rows: pd.DataFrame) -> None:
+    """The number of times stands at the end of its bar."""
+    rows = rows[rows["mode"].isin(SHOWN)]
     clusters = [*rows.cluster.unique()]
     modes = in_order(rows["mode"])
-
-    # What each mode gains: the number of times stands at the end of its bar.
     height = 0.8 / len(modes)
     for place, mode in enumerate(modes):
-        of_mode = rows[rows["mode"] == mode].drop_duplicates("cluster").set_index("cluster")
-        times = of_mode.times_sync.loc[clusters].to_numpy()
+        times = rows[rows["mode"] == mode].set_index("cluster").times_sync.loc[clusters].to_numpy()
         at = np.arange(len(clusters)) + (place - (len(modes) - 1) / 2) * height
         look = look_of(mode)
         hatch = "...." if mode.endswith("tau 16") else look.hatch
         looks = {"color": look.color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
-        left.barh(at, times, height, label=mode, **looks)
+        axes.barh(at, times, height, label=mode, **looks)
         for y, value in zip(at, times, strict=True):
-            left.text(value, y, f" {value:.1f}", va="center", fontsize=6)
-    left.set_yticks(range(len(clusters)), [_in_lines(name) for name in clusters])
-    left.invert_yaxis()
-    left.set_xlim(0, 1.15 * rows.times_sync.max())
-    left.set_xlabel("samples/s over those of sync (more is better)")
-    left.set_title("What it gains (simulated)")
-    left.grid(axis="y", visible=False)
+            axes.text(value, y, f" {value:.1f}", va="center", fontsize=6)
+    names = [CLUSTERS.get(name, name.rpartition("/")[2]) for name in clusters]
+    axes.set_yticks(range(len(clusters)), names)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.15 * rows.times_sync.max())
+    axes.set_xlabel("samples/s over those of sync (more is better)")
+    axes.set_title("What it gains (simulated)")
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=3, fontsize=6)
 
-    # What 16 missed updates lose, a test window a line, the newest of each stream first.
+
+def _losses(axes: Axes, gaps: pd.DataFrame) -> None:
+    # Of real streams, at sync's rates, with Adagrad from 0: rows 16 late, of the first task.
+    gaps = gaps[gaps.task == gaps.groupby("data", sort=False).task.transform("first")]
+    windows = gaps[
+        ~gaps.redrawn
+        & (gaps.rates == "of sync")
+        & (gaps.optimizer_start == 0)
+        & (gaps.rows_late == 16)
+        & (gaps.dense_late == 0)
+    ]
+
+    # A test window a line, the newest of each stream first.
     places = [
         (data, window)
         for data in windows.data.unique()
@@ -260,7 +292,7 @@ def which_mode_figure(rows: pd.DataFrame, windows: pd.DataFrame) -> Figure:
     for order, shift, face in (("time", -0.14, "black"), ("shuffled", 0.14, "white")):
         of_order = windows[windows.order == order].set_index(["data", "window"])
         here = [place for place in places if place in of_order.index]
-        right.errorbar(
+        axes.errorbar(
             1e3 * of_order.gap_to_sync.loc[here],
             [places.index(place) + shift for place in here],
             xerr=1e3 * of_order.gap_to_sync_half_width_95.loc[here],
@@ -271,28 +303,17 @@ def which_mode_figure(rows: pd.DataFrame, windows: pd.DataFrame) -> Figure:
             capsize=2,
             label="samples in time order" if order == "time" else "samples shuffled",
         )
-    right.axvline(0, color="black", linewidth=0.8)
+    axes.axvline(0, color="black", linewidth=0.8)
     names = {"test": "{}", "origin-2": "window before", "origin-1": "the one before"}
     labels = [names[window].format(SHORT.get(data, data)) for data, window in places]
-    right.set_yticks(range(len(places)), labels)
-    for label, (_, window) in zip(right.get_yticklabels(), places, strict=True):
+    axes.set_yticks(range(len(places)), labels)
+    for label, (_, window) in zip(axes.get_yticklabels(), places, strict=True):
         label.set_fontweight("bold" if window == "test" else "normal")
-    right.invert_yaxis()
-    right.set_xlabel(f"{GAP_LABEL} (right is better)")
-    right.set_title("What rows 16 updates late lose (trained)")
-    right.grid(axis="y", visible=False)
-    for axes, columns in ((left, 3), (right, 2)):
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=columns, fontsize=6)
-    return figure
-
-
-def _in_lines(words: str) -> str:
-    """A label in two lines, cut at its first comma or colon."""
-    for mark in (": ", ", "):
-        if mark in words:
-            head, tail = words.split(mark, 1)
-            return f"{head}{mark.strip()}\n{tail}"
-    return words
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{GAP_LABEL} (right is better)")
+    axes.set_title("What rows 16 updates late lose (trained)")
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, fontsize=6)
 
 
 @of_tables

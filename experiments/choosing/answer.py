@@ -11,42 +11,36 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from experiments.choosing.batch import Cell, Plan, planned, samples_for
 from experiments.choosing.decision import LOOKS, Decision
 from experiments.choosing.speeds import (
-    HALF_WIDTH,
     MOST_STEPS,
     Candidate,
     Simulated,
     candidates,
-    label_of,
     on_front,
-    simulated,
+    simulate_all,
 )
+from experiments.choosing.table import columns_of, rows_of_table, waiting
 from experiments.choosing.training import MOST_CELLS, Budget, Log, Training, log_of
 from experiments.deriving import derive_workload
-from experiments.gaps import curve_records
-from experiments.line_search import first_task, write_config
+from experiments.line_search import write_config
 from experiments.option_values import typed_values
 from experiments.options import REFERENCE
 from experiments.points import Line
 from experiments.result_cache import ResultCache
 from experiments.statistics import Interval
-from experiments.tables import Column, leave, table
-from experiments.targets import target_lines
+from experiments.tables import leave, table
 from persia_sim.base.files import atomic_write
 from persia_sim.base.rules import counted
-from persia_sim.cluster.memory import lasting
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import workload_text
 from persia_sim.report import sweep
-from persia_sim.report.ranges import Range
 
 
 def answered(options: Any) -> list[dict[str, Any]]:
@@ -74,14 +68,14 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
     log = log_of(options)
     workload = _workload_of(options, log)
     chosen = candidates(
-        options.cluster or "gcp-100t", workload, rows_of(workload), options.hosts == "given"
+        (options.cluster or ("gcp-100t",))[0], workload, rows_of(workload), options.hosts == "given"
     )
     _say_plan(options, budget, log, chosen)
     if options.dry_run:
         return [], ""
 
     # What each gains.
-    every = _simulate(options, chosen, workload)
+    every = simulate_all(options, chosen)
     kept = on_front(every)
     front = [one for one, keep in zip(every, kept, strict=True) if keep]
     dropped = [one.candidate.label for one, keep in zip(every, kept, strict=True) if not keep]
@@ -97,10 +91,7 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
     # All of it as a table, a sentence and files.
     rows = rows_of_table(front, trained, options)
     print(f"\n{heading(log, plan, front)}\n")
-    columns = columns_of(plan, options.target)
-    if options.shuffled:
-        columns["gap shuffled [1e-3]"] = _shuffled_cell
-    print(table(rows, columns))
+    print(table(rows, columns_of(plan, options)))
     for line in notes(log, plan, trained, dropped):
         print(line)
     advice = advised(front, decision, trained, second, options)
@@ -152,27 +143,12 @@ def _say_plan(options: Any, budget: Budget, log: Log, chosen: Sequence[Candidate
     runs = 2 * (1 + len(plan.cells))
     train_s = budget.wall_s(runs, log, plan.samples)
     if options.shuffled:
-        print(f"--shuffled trains {runs} runs more, about {_time(train_s)} beside the budget")
+        print(f"--shuffled trains {runs} runs more, about {waiting(train_s)} beside the budget")
     print(
-        f"plan: {len(chosen)} simulations, about {_time(simulate_s)}; {runs} runs of"
-        f" {plan.samples:,} samples, about {_time(train_s)}; further seeds and a second batch in"
+        f"plan: {len(chosen)} simulations, about {waiting(simulate_s)}; {runs} runs of"
+        f" {plan.samples:,} samples, about {waiting(train_s)}; further seeds and a second batch in"
         f" what is left of {options.minutes:g} minutes; results in {options.out}"
     )
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / 60:.2g} min" if seconds >= 60 else f"{max(1, seconds):.0f} s"
-
-
-def _simulate(options: Any, chosen: Sequence[Candidate], workload: str) -> list[Simulated]:
-    work = {
-        label_of(one.point, rows_of(workload), HALF_WIDTH): partial(
-            sweep.evaluate, one.point, half_width=HALF_WIDTH, most_steps=MOST_STEPS
-        )
-        for one in chosen
-    }
-    rows = ResultCache(options.out / "points.jsonl").fill(work, "simulations", options.jobs)
-    return simulated(chosen, rows)
 
 
 def _plan_of(options: Any, budget: Budget, log: Log, front: Sequence[Simulated]) -> Plan:
@@ -200,94 +176,7 @@ def _plan_of(options: Any, budget: Budget, log: Log, front: Sequence[Simulated])
     return replace(plan, batch=typed["batch"][0]) if "batch" in typed else plan
 
 
-# The answer.
-
-
-def rows_of_table(
-    front: Sequence[Simulated], trained: Training, options: Any
-) -> list[dict[str, Any]]:
-    """A row a mode: what it gains and loses, and its way to a share of sync's climb."""
-    reached = _ways(front, trained, options.target)
-    rows = []
-    for one in front:
-        gap = trained.gap(one.cell)
-        usd = one.usd_per_billion
-        gap = gap if gap is not None else Interval(math.nan, math.nan, 0)
-        if one.cell.is_exact:
-            gap = Interval(0.0, 0.0, 0)
-        shuffled = trained.gap(one.cell, shuffled=True) if options.shuffled else None
-        way = reached.get(one.candidate.label, {})
-        hours = way.get("seconds", math.nan) / 3600
-        point = one.candidate.point
-        rows.append(
-            {
-                "mode": one.candidate.label,
-                "tau": point.tau if point.mode.reads_late_rows else None,
-                "workers": one.row["workers"],
-                "servers": one.row["servers"],
-                **_ends("samples_per_s", one.rate),
-                **_ends("times_sync", one.times_sync),
-                **_ends("usd_per_billion_samples", usd),
-                "rows_missed_mean": one.rows_late,
-                "rows_late": one.cell.rows_late,
-                "dense_late": one.cell.dense_late,
-                "batch": trained.plan.batch,
-                "samples": trained.plan.samples,
-                "seeds": gap.n,
-                "gap": gap.mean,
-                "gap_half_width_95": gap.half_width,
-                "seeds_error": gap.seeds_error,
-                "rows_error": gap.rows_error,
-                "gap_shuffled": math.nan if shuffled is None else shuffled.mean,
-                "gap_shuffled_half_width_95": math.nan if shuffled is None else shuffled.half_width,
-                "hours_to_target": hours,
-                "usd_to_target": hours * one.usd_per_hour,
-                "reached": way.get("reached", math.nan),
-                "binds": one.row["binds"],
-                "empty": _why_empty(one.cell, trained),
-            }
-        )
-    return rows
-
-
-def _ends(name: str, figure: Range) -> dict[str, float]:
-    return {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
-
-
-def _why_empty(cell: Cell, trained: Training) -> str:
-    """Why a cell has no gap, in words; "" where it has one."""
-    plan = trained.plan
-    if cell in plan.too_late:
-        return f"needs {samples_for(cell):,} samples"
-    if cell in plan.no_time:
-        most = max(samples_for(cell), plan.samples)
-        return f"{_time(trained.budget.wall_s(2, trained.log, most))} more"
-    return ""
-
-
-def _ways(
-    front: Sequence[Simulated], trained: Training, share: float
-) -> dict[str, Mapping[str, Any]]:
-    """By mode, when a share of sync's climb from 0.5 is reached: an update of the log takes as long
-    as one of the cluster."""
-    snapshots = []
-    reference = ""
-    for one in front:
-        if one.cell not in (*trained.plan.cells, Cell(rows_late=0, dense_late=0)):
-            continue
-        if one.candidate.point.mode is REFERENCE and not reference:
-            reference = one.candidate.label
-        step_s = one.row["batch"] / one.row["samples_per_s"]
-        runs = trained.runs(one.cell)
-        task = first_task(runs[0])
-        for record in curve_records(runs, trained.options.out):
-            if record["task"] == task and record["auc"] is not None:
-                updates = record["samples"] / trained.plan.batch
-                second = updates * step_s
-                samples = updates * one.row["batch"]
-                at = record["seed"], second, samples, record["auc"]
-                snapshots.append((one.candidate.label, *at))
-    return {line["mode"]: line for line in target_lines(snapshots, reference, [share])}
+# What is said beside the table.
 
 
 def heading(log: Log, plan: Plan, front: Sequence[Simulated]) -> str:
@@ -300,51 +189,6 @@ def heading(log: Log, plan: Plan, front: Sequence[Simulated]) -> str:
         f"{ranks} GPUs, {front[0].row['batch']:,} samples an update there; trained here on"
         f" {window} at {plan.batch:,} an update"
     )
-
-
-def columns_of(plan: Plan, share: float) -> dict[str, Column]:
-    """The columns of the answer's table."""
-    return {
-        "mode": "{mode}",
-        "k samples/s": lambda row: _range(row, "samples_per_s", 1e-3, ",.0f"),
-        "$ for 10^9": lambda row: _range(row, "usd_per_billion_samples", 1, ",.0f"),
-        "rows late": lambda row: f"{row['rows_missed_mean']:.1f}",
-        f"AUC gap at batch {plan.batch:,} [1e-3]": _gap_cell,
-        f"time to {share:g}": lambda row: _time_cell(row["hours_to_target"]),
-        f"$ to {share:g}": lambda row: _number(row["usd_to_target"], ",.3g"),
-    }
-
-
-def _time_cell(hours: float) -> str:
-    return "-" if math.isnan(hours) else lasting(3600 * hours)
-
-
-def _range(row: Mapping[str, Any], name: str, scale: float, spec: str) -> str:
-    low, high = (scale * row[f"{name}_{end}"] for end in ("low", "high"))
-    return "?" if math.isnan(low) else f"{low:{spec}} to {high:{spec}}"
-
-
-def _number(value: float, spec: str) -> str:
-    return "-" if math.isnan(value) else f"{value:{spec}}"
-
-
-def _gap_cell(row: Mapping[str, Any]) -> str:
-    """The gap with its interval; that of exact rows is none, and an empty cell says why."""
-    if row["empty"]:
-        return f"({row['empty']})"
-    if not row["rows_late"] and not row["dense_late"]:
-        return "0"
-    if not row["seeds"]:
-        return "-"
-    dense = f"/{row['dense_late']}" if row["dense_late"] else ""
-    gap = f"{1e3 * row['gap']:+.1f} ± {1e3 * row['gap_half_width_95']:.1f}"
-    return f"{gap} at {row['rows_late']}{dense}"
-
-
-def _shuffled_cell(row: Mapping[str, Any]) -> str:
-    """The gap where the training samples of sync and of the mode come shuffled."""
-    mean, half = row["gap_shuffled"], row["gap_shuffled_half_width_95"]
-    return "-" if math.isnan(mean) else f"{1e3 * mean:+.1f} ± {1e3 * half:.1f}"
 
 
 def notes(log: Log, plan: Plan, trained: Training, dropped: Sequence[str]) -> list[str]:
@@ -440,7 +284,7 @@ def _what_would_tell(rival: Simulated, decision: Decision, trained: Training, op
         runs = 2 * max(0, decision.seeds - trained.seeds_of(rival.cell))
         wall_s = trained.budget.wall_s(runs, trained.log, trained.plan.samples)
         return (
-            f"{said}: seeds bind. {decision.seeds} would tell, about {_time(wall_s)} more"
+            f"{said}: seeds bind. {decision.seeds} would tell, about {waiting(wall_s)} more"
             " (--minutes)."
         )
     if decision.binds == "seeds":

@@ -9,18 +9,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, inf, nan
 from pathlib import Path
 from typing import Any
 
 from experiments.choosing.batch import Cell
 from experiments.options import REFERENCE
+from experiments.result_cache import ResultCache
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.memory import capacity
 from persia_sim.cluster.scenario import Scenario
-from persia_sim.presets.catalogue import MACHINES
+from persia_sim.presets.catalogue import MACHINES, rows_of
 from persia_sim.presets.from_file import find_rows
 from persia_sim.report import sweep
 from persia_sim.report.ranges import OnServers, Range, range_of
@@ -46,11 +48,6 @@ RENTED = {
 }
 """Dollars an hour of the paper's machines, which have no list price: those of the nearest machine
 that was for rent, by the GPU and by the core."""
-
-
-def usd_per_hour(cluster: Cluster) -> float:
-    """List price of all hosts; of the paper's machines that of the nearest ones for rent."""
-    return priced(cluster).usd_per_hour
 
 
 def priced(cluster: Cluster) -> Cluster:
@@ -137,6 +134,18 @@ def candidates(cluster: str, workload: str, rows: str, keep_hosts: bool) -> list
     return result
 
 
+def every_window(cluster: str, workload: str, rows: str, keep_hosts: bool) -> list[Candidate]:
+    """Each mode at each window of `TAUS`, on the hosts with which it is cheapest by the closed
+    form; ``keep_hosts`` as in `candidates`."""
+    result = []
+    for mode, taus in TAUS.items():
+        for tau in taus:
+            point = sweep.Point(cluster=cluster, workload=workload, mode=mode, tau=tau)
+            tried = [_tried(point, hosts) for hosts in _layouts(point, rows, keep_hosts)]
+            result.append(Candidate(point=_first(tried, lambda one: one.cost).point, why=""))
+    return result
+
+
 def _layouts(point: sweep.Point, rows: str, keep_hosts: bool) -> list[Scenario]:
     """The scenario of a point with the hosts that it may have."""
     scenario = sweep.scenario_of(point, 1)
@@ -205,6 +214,19 @@ class Simulated:
     def usd_per_billion(self) -> Range:
         """Dollars for 10^9 samples."""
         return self.rate.under(self.usd_per_hour / 3600 * 1e9)
+
+
+def simulate_all(options: Any, chosen: Sequence[Candidate]) -> list[Simulated]:
+    """The candidates simulated, as many at a time as the options say; points that are stored in
+    the folder of results are not simulated again."""
+    work = {
+        label_of(one.point, rows_of(one.point.workload), HALF_WIDTH): partial(
+            sweep.evaluate, one.point, half_width=HALF_WIDTH, most_steps=MOST_STEPS
+        )
+        for one in chosen
+    }
+    rows = ResultCache(options.out / "points.jsonl").fill(work, "simulations", options.jobs)
+    return simulated(chosen, rows)
 
 
 def simulated(chosen: Sequence[Candidate], rows: Sequence[Mapping[str, Any]]) -> list[Simulated]:

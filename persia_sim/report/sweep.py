@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
-
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.demand import demand
 from persia_sim.cluster.scenario import Scenario

@@ -256,7 +256,6 @@ def test_json_is_one_document_with_the_advice_and_gaps_of_shuffled_samples(tmp_p
     [
         pytest.param({"set": ["data.rows=1000"]}, "give a longer log", id="too short"),
         pytest.param({"set": ["batch=64,128"]}, "takes one of each", id="crossed"),
-        pytest.param({"streams": ("tennis",)}, "streams", id="of the stored study"),
     ],
 )
 def test_what_cannot_be_asked_says_what_would_do(changes, words, tmp_path):

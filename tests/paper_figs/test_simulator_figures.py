@@ -104,24 +104,34 @@ def test_predictions_lie_over_measurements_and_rows_without_one_are_left_out(tmp
 
 
 def test_which_mode_has_the_times_of_sync_and_the_gaps_of_each_window(tmp_path):
-    """The test part of a stream first, then the windows before it, the newest first."""
+    """The test part of a stream first, then the windows before it, the newest first. Other rates,
+    tasks and lateness have no dot."""
     rows = [
-        {"cluster": "one: a", "mode": mode, "data": "tennis", "times_sync": times}
-        for mode, times in (("sync", 1.0), ("hybrid, tau 16", 4.5))
+        {"cluster": "my/moon.toml", "mode": mode, "times_sync": times}
+        for mode, times in (("sync", 1.0), ("hybrid, tau 8", 9.0), ("hybrid, tau 16", 4.5))
     ]
-    gaps = {
+    known = {
         ("time", "origin-1"): 0.004, ("time", "origin-2"): -0.009, ("time", "test"): -0.021,
         ("shuffled", "test"): -0.001,
     }  # fmt: skip
-    windows = [
-        {"data": "tennis", "order": order, "window": window, "gap_to_sync": gap,
-         "gap_to_sync_half_width_95": 0.002}
-        for (order, window), gap in gaps.items()
-    ]  # fmt: skip
-    tables = write_table(tmp_path / "a.csv", rows), write_table(tmp_path / "b.csv", windows)
+    plain = {
+        "data": "tennis", "task": "won", "rates": "of sync", "redrawn": False,
+        "optimizer_start": 0.0, "rows_late": 16, "dense_late": 0,
+        "gap_to_sync_half_width_95": 0.002,
+    }  # fmt: skip
+    gaps = [
+        plain | {"order": order, "window": window, "gap_to_sync": gap}
+        for (order, window), gap in known.items()
+    ]
+    of_test = plain | {"order": "time", "window": "test", "gap_to_sync": 0.5}
+    others = {"task": "other", "rates": "own", "redrawn": True, "rows_late": 7, "dense_late": 7}
+    gaps += [of_test | {name: value} for name, value in others.items()]
+    tables = write_table(tmp_path / "a.csv", rows), write_table(tmp_path / "b.csv", gaps)
     left, right = which_mode_figure(*tables).axes
     assert [bar.get_width() for bar in left.patches] == [1.0, 4.5]
     assert [text.get_text() for text in left.texts] == [" 1.0", " 4.5"]
-    assert left.get_xlim()[0] == 0
+    assert tick_labels(left, "y") == ["moon.toml"] and left.get_xlim()[0] == 0
     drawn = [line.get_xdata().tolist() for line in right.lines if line.get_marker() in "os"]
     assert drawn == [pytest.approx([-21.0, -9.0, 4.0]), pytest.approx([-1.0])]
+    (alone,) = which_mode_figure(tables[0]).axes
+    assert [bar.get_width() for bar in alone.patches] == [1.0, 4.5]

@@ -1,0 +1,181 @@
+"""The table of which-mode: what a mode gains on its cluster and loses on a log, as a CSV has it and
+as a person reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.choosing.batch import Cell, Plan, samples_for
+from experiments.choosing.speeds import Simulated
+from experiments.gaps import curve_records
+from experiments.line_search import first_task
+from experiments.options import REFERENCE
+from experiments.statistics import Interval
+from experiments.tables import Column
+from experiments.targets import target_lines
+from persia_sim.cluster.memory import lasting
+from persia_sim.report.ranges import Range
+
+if TYPE_CHECKING:  # with it comes torch
+    from experiments.choosing.training import Training
+
+
+def gains_of(one: Simulated) -> dict[str, Any]:
+    """What is simulated of a mode: its hosts, its rate and dollars as ranges, and how late its rows
+    are: a mean lookup (``rows_missed_mean``), and what is trained for it."""
+    point = one.candidate.point
+    return {
+        "cluster": point.cluster,
+        "workload": Path(point.workload).name,
+        "mode": one.candidate.label,
+        "tau": point.tau if point.mode.reads_late_rows else None,
+        "ranks": one.row["ranks"],
+        "workers": one.row["workers"],
+        "servers": one.row["servers"],
+        **_ends("samples_per_s", one.rate),
+        **_ends("times_sync", one.times_sync),
+        **_ends("usd_per_billion_samples", one.usd_per_billion),
+        "usd_per_hour": one.usd_per_hour,
+        "rows_missed_mean": one.rows_late,
+        "rows_late": one.cell.rows_late,
+        "dense_late": one.cell.dense_late,
+        "binds": one.row["binds"],
+    }
+
+
+def _ends(name: str, figure: Range) -> dict[str, float]:
+    return {name: figure.value, f"{name}_low": figure.low, f"{name}_high": figure.high}
+
+
+def rows_of_table(
+    front: Sequence[Simulated], trained: Training, options: Any
+) -> list[dict[str, Any]]:
+    """A row a mode: what it gains and loses, and its way to a share of sync's climb."""
+    reached = _ways(front, trained, options.target)
+    rows = []
+    for one in front:
+        gap = trained.gap(one.cell)
+        gap = gap if gap is not None else Interval(math.nan, math.nan, 0)
+        if one.cell.is_exact:
+            gap = Interval(0.0, 0.0, 0)
+        shuffled = trained.gap(one.cell, shuffled=True) if options.shuffled else None
+        way = reached.get(one.candidate.label, {})
+        hours = way.get("seconds", math.nan) / 3600
+        rows.append(
+            {
+                **gains_of(one),
+                "batch": trained.plan.batch,
+                "samples": trained.plan.samples,
+                "seeds": gap.n,
+                "gap": gap.mean,
+                "gap_half_width_95": gap.half_width,
+                "seeds_error": gap.seeds_error,
+                "rows_error": gap.rows_error,
+                "gap_shuffled": math.nan if shuffled is None else shuffled.mean,
+                "gap_shuffled_half_width_95": math.nan if shuffled is None else shuffled.half_width,
+                "hours_to_target": hours,
+                "usd_to_target": hours * one.usd_per_hour,
+                "reached": way.get("reached", math.nan),
+                "empty": _why_empty(one.cell, trained),
+            }
+        )
+    return rows
+
+
+def _why_empty(cell: Cell, trained: Training) -> str:
+    """Why a cell has no gap, in words; "" where it has one."""
+    plan = trained.plan
+    if cell in plan.too_late:
+        return f"needs {samples_for(cell):,} samples"
+    if cell in plan.no_time:
+        most = max(samples_for(cell), plan.samples)
+        return f"{waiting(trained.budget.wall_s(2, trained.log, most))} more"
+    return ""
+
+
+def _ways(
+    front: Sequence[Simulated], trained: Training, share: float
+) -> dict[str, Mapping[str, Any]]:
+    """By mode, when a share of sync's climb from 0.5 is reached: an update of the log takes as long
+    as one of the cluster."""
+    snapshots = []
+    reference = ""
+    for one in front:
+        if one.cell not in (*trained.plan.cells, Cell(rows_late=0, dense_late=0)):
+            continue
+        if one.candidate.point.mode is REFERENCE and not reference:
+            reference = one.candidate.label
+        step_s = one.row["batch"] / one.row["samples_per_s"]
+        runs = trained.runs(one.cell)
+        task = first_task(runs[0])
+        for record in curve_records(runs, trained.options.out):
+            if record["task"] == task and record["auc"] is not None:
+                updates = record["samples"] / trained.plan.batch
+                second = updates * step_s
+                samples = updates * one.row["batch"]
+                at = record["seed"], second, samples, record["auc"]
+                snapshots.append((one.candidate.label, *at))
+    return {line["mode"]: line for line in target_lines(snapshots, reference, [share])}
+
+
+def waiting(seconds: float) -> str:
+    """How long one waits, in words."""
+    return f"{seconds / 60:.2g} min" if seconds >= 60 else f"{max(1, seconds):.0f} s"
+
+
+GAINS: dict[str, Column] = {
+    "mode": "{mode}",
+    "k samples/s": lambda row: _range(row, "samples_per_s", 1e-3, ",.0f"),
+    "$ for 10^9": lambda row: _range(row, "usd_per_billion_samples", 1, ",.0f"),
+    "rows late": lambda row: f"{row['rows_missed_mean']:.1f}",
+}
+"""The columns of what is simulated."""
+
+
+def columns_of(plan: Plan, options: Any) -> dict[str, Column]:
+    """The columns of the whole answer."""
+    share = options.target
+    columns: dict[str, Column] = {
+        **GAINS,
+        f"AUC gap at batch {plan.batch:,} [1e-3]": _gap_cell,
+        f"time to {share:g}": lambda row: _time_cell(row["hours_to_target"]),
+        f"$ to {share:g}": lambda row: _number(row["usd_to_target"], ",.3g"),
+    }
+    if options.shuffled:
+        columns["gap shuffled [1e-3]"] = _shuffled_cell
+    return columns
+
+
+def _time_cell(hours: float) -> str:
+    return "-" if math.isnan(hours) else lasting(3600 * hours)
+
+
+def _range(row: Mapping[str, Any], name: str, scale: float, spec: str) -> str:
+    low, high = (scale * row[f"{name}_{end}"] for end in ("low", "high"))
+    return "?" if math.isnan(low) else f"{low:{spec}} to {high:{spec}}"
+
+
+def _number(value: float, spec: str) -> str:
+    return "-" if math.isnan(value) else f"{value:{spec}}"
+
+
+def _gap_cell(row: Mapping[str, Any]) -> str:
+    """The gap with its interval; that of exact rows is none, and an empty cell says why."""
+    if row["empty"]:
+        return f"({row['empty']})"
+    if not row["rows_late"] and not row["dense_late"]:
+        return "0"
+    if not row["seeds"]:
+        return "-"
+    dense = f"/{row['dense_late']}" if row["dense_late"] else ""
+    gap = f"{1e3 * row['gap']:+.1f} ± {1e3 * row['gap_half_width_95']:.1f}"
+    return f"{gap} at {row['rows_late']}{dense}"
+
+
+def _shuffled_cell(row: Mapping[str, Any]) -> str:
+    """The gap where the training samples of sync and of the mode come shuffled."""
+    mean, half = row["gap_shuffled"], row["gap_shuffled_half_width_95"]
+    return "-" if math.isnan(mean) else f"{1e3 * mean:+.1f} ± {1e3 * half:.1f}"
