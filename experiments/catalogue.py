@@ -145,14 +145,13 @@ STUDIES = _by_name(
     ),
     Study(
         name="scale",
-        says="simulated throughput beside published, over GPUs and over rows; suspects",
+        says="simulated throughput beside published, over GPUs and over rows",
         minutes=3,
         title="Throughput against workers and rows",
         caption="Published bars and lines (open markers) beside the simulator's, in samples per"
         " second; the table says which points a constant was fitted to. One level was fitted to the"
         " five sizes from 6.25 to 100 trillion parameters, so its flatness is put in, not found.",
-        tables=("_workers", "_model_size", "_model_size_suspects"),
-        quick="--no-suspects",
+        tables=("_workers", "_model_size"),
         quick_minutes=0.7,
     ),
     Study(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
-from persia_sim.presets.costs import BATCHES, CATALOGUE, FITS
+from persia_sim.presets.costs import BATCHES, FITS
 from persia_sim.report.measure import throughput
 
 PUBLISHED = {
@@ -29,7 +29,6 @@ PUBLISHED = {
 """What grows -> the published figures."""
 TABLES = {"workers": "_workers", "rows": "_model_size"}
 """What grows -> the end of its table's name."""
-SUSPECT_STEPS = 60  # a run of each suspect, batch and mode; enough for a rate within a per cent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +40,6 @@ class Options(Planned):
     """What grows: GPUs on four data sets, or the tables on 64 GPUs."""
     steps: SimulatedSteps = 80
     """Simulated steps of a point; twice as many of the large tables."""
-    suspects: bool = True
-    """Of rows: also slow one resource at a time until it explains the published async rate."""
 
 
 def run(options: Options) -> None:
@@ -55,13 +52,13 @@ def run(options: Options) -> None:
         )
         return
     for over in options.over:
-        found = _over_rows(options) if over == "rows" else over_workers(options.steps)
+        is_rows = over == "rows"
+        found = [*model_size(2 * options.steps)] if is_rows else over_workers(options.steps)
         print(table(found, COLUMNS))
         print(summary(found))
-        tables = {TABLES[over]: [_stored(row) for row in found]}
-        if over == "rows":
-            tables |= _about_rows(options, found)
-        leave(options, tables, drawn_first=1)
+        if is_rows:
+            _say_of_rows(found)
+        leave(options, {TABLES[over]: [_stored(row) for row in found]}, drawn_first=1)
 
 
 def over_workers(steps: int) -> list[Row]:
@@ -69,12 +66,8 @@ def over_workers(steps: int) -> list[Row]:
     return [*public(steps=steps), *kwai(steps=steps)]
 
 
-def _over_rows(options: Options) -> list[Row]:
-    return list(model_size(steps=2 * options.steps))
-
-
-def _about_rows(options: Options, rows: Sequence[Row]) -> dict[str, list[dict[str, Any]]]:
-    """Print how flat the level is and which resource would explain it; a table of these."""
+def _say_of_rows(rows: Sequence[Row]) -> None:
+    """Print how flat the level is, by the points of the large tables."""
     # The flatness was put in by one level: so each size against the mean of the others.
     rates = [row["published"] for row in rows if row["series"].endswith("hybrid")]
     levels = [(sum(rates) - rate) / (len(rates) - 1) for rate in rates]
@@ -82,14 +75,6 @@ def _about_rows(options: Options, rows: Sequence[Row]) -> dict[str, list[dict[st
     print(f"one level fitted to four sizes, the fifth held out: {within(held_out)}")
     print(f"fitted constants: {len(FITS)} of every cluster ({', '.join(FITS)})")
     print(f"and the batch of this one ({BATCHES['gcp-100t']:,} a rank)")
-    if not options.suspects:
-        return {}
-
-    # Which single resource, made slow, would explain the published rate.
-    found = candidates(steps=min(2 * options.steps, SUSPECT_STEPS))
-    print("\none resource alone slowed until async fits; the rest nominal")
-    print(table(found, SUSPECTS))
-    return {"_model_size_suspects": found}
 
 
 Row = dict[str, Any]
@@ -226,64 +211,6 @@ def model_size(steps: int = 100) -> Iterator[Row]:
         yield row_of(series, label, 64, published, model, "fit", "", speed)
 
 
-def candidates(steps: int = 60, per_rank: tuple[int, ...] = (1024, 8192)) -> list[dict[str, Any]]:
-    """Suspects for what binds the 100T run: each alone slow enough to explain the published async
-    rate, the rest nominal, at several batches; errors are model over published, minus one."""
-    rates = {"async": 2.16e6, "hybrid": 1.92e6, "sync": 0.733e6}
-    cluster = CLUSTERS["gcp-100t"]()
-    per_rank_s = cluster.ranks / rates["async"]  # seconds a sample at a rank
-
-    # Nominal NICs and NVLink; the GPU as it was fitted, its kernels with its multiplications.
-    fitted = costs_of("gcp-100t")
-    nominal = replace(
-        CATALOGUE,
-        gpu_efficiency=fitted.gpu_efficiency,
-        gpu_fixed_s=fitted.gpu_fixed_s,
-        launching=fitted.launching,
-        reach=replace(fitted.reach, nic=0.97),
-    )
-    speed = cluster.nn.host.core_speed
-    load_s = cluster.loaders / rates["async"] * speed
-
-    lines: list[dict[str, Any]] = []
-    for batch_per_rank in per_rank:
-        # The constant that makes each suspect alone as slow as the published rate.
-        work = replace(workloads()["criteo-syn5"], batch_per_rank=batch_per_rank)
-        copy = speed * per_rank_s * batch_per_rank / work.activation_bytes
-        load = replace(nominal.load, fixed_s=0.0, per_item_s=load_s / work.columns)
-        multiplying_s = per_rank_s * batch_per_rank - nominal.gpu_fixed_s
-        share = work.flops_per_sample * batch_per_rank / (multiplying_s * cluster.gpu.fp32_flops)
-        suspects = {
-            "nothing (nominal)": ("-", nominal),
-            "loaders": (f"{load_s * 1e6:.0f} us a sample on a core", replace(nominal, load=load)),
-            "copy threads": (
-                f"{speed / copy / 1e6:.0f} MB/s each way",
-                replace(
-                    nominal,
-                    copy_in=replace(nominal.copy_in, per_byte_s=copy),
-                    copy_out=replace(nominal.copy_out, per_byte_s=copy),
-                ),
-            ),
-            "GPU": (
-                f"{share:.0%} of float32 peak",
-                replace(nominal, gpu_efficiency=((512, share),)),
-            ),
-        }
-
-        # With it, how far the three published modes are from the simulated ones.
-        for name, (constant, costs) in suspects.items():
-            line: dict[str, Any] = {
-                "suspect": name,
-                "batch_per_rank": batch_per_rank,
-                "would_need": constant,
-            }
-            for label, rate in rates.items():
-                found = simulated_on(cluster, work, costs, MODES[label], steps)
-                line[f"error_{label}"] = found.samples_per_s / rate - 1
-            lines.append(line)
-    return lines
-
-
 COLUMNS: dict[str, Column] = {
     "series": "{series}",
     "point": "{label}",
@@ -294,14 +221,6 @@ COLUMNS: dict[str, Column] = {
     "kind": lambda row: f"{row['kind']}{'; ' + row['note'] if row['note'] else ''}",
 }
 """kev/s: thousand simulated events a second of CPU time."""
-SUSPECTS = {
-    "suspect": "{suspect}",
-    "batch a rank": "{batch_per_rank}",
-    "would need": "{would_need}",
-    "async (fit)": "{error_async:+.1%}",
-    "hybrid": "{error_hybrid:+.1%}",
-    "sync": "{error_sync:+.1%}",
-}
 
 
 def summary(rows: Sequence[Row]) -> str:
