@@ -156,14 +156,12 @@ STUDIES = _by_name(
     ),
     Study(
         name="modes-timeline",
-        says="stages of a few steps in every mode, simulated and recorded",
-        minutes=1,
+        says="stages of a few simulated steps in every mode",
+        minutes=0.2,
         title="What overlaps in each mode",
-        caption="The stages of four steps of one rank, on a simulated cluster and on this host as"
-        " it ran, with a latency added to each lookup and push. Numbers are steps; bars above each"
-        " other are in flight together.",
-        quick="--rounds 2",
-        quick_minutes=0.5,
+        caption="The stages of four steps of one rank on a simulated cluster. Numbers are steps;"
+        " bars above each other are in flight together.",
+        quick_minutes=0.2,
     ),
     Study(
         name="ablation",

@@ -38,7 +38,7 @@ STAGE_ROWS = {
 RESOURCES = ("lookup", "compute", "dense", "push")
 LEAST_SHOWN = 0.01
 """Share of a panel's width; a stage whose widest bar is less is in no legend: nobody sees it."""
-NUMBERS_ACROSS = 24
+NUMBERS_ACROSS = 48
 """How many numbers fit side by side into a panel."""
 
 
@@ -48,42 +48,31 @@ TIMELINE_MODES = ("sync", "lookahead", "hybrid", "async")
 
 @of_tables
 def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
-    """A row of panels a mode, of its first rank; left simulated, right this host as it ran. Bars
-    are stages, their numbers are steps.
+    """A panel a mode, of its first rank. Bars are stages, their numbers are steps.
 
-    Panels of a column share their axis of time, so that the same steps end earlier in a faster
-    mode. Batches that are in flight together lie above each other. A bar that is too narrow or too
-    flat for its number has none.
+    Panels share their axis of time, so that the same steps end earlier in a faster mode. Batches
+    that are in flight together lie above each other. A bar that is too narrow or too flat for its
+    number has none.
     """
-    # Columns: the simulated cluster, then this host as it ran.
     rows = rows[rows.stage.isin(STAGE_ROWS) & rows["mode"].isin(TIMELINE_MODES)]
     rows = rows[rows["rank"] == rows["rank"].min()]
-    rows = rows[(rows.source == "recorded") | (rows.system != "this host")]
     modes = in_order(rows["mode"])
-    columns = [*dict.fromkeys(zip(rows.source, rows.system, strict=True))]
-    columns.sort(key=lambda c: c[0] == "recorded")
     size = (7.2, 1.1 * len(modes) + 1.1)
     figure, axes = plt.subplots(
-        len(modes), len(columns), figsize=size, sharex="col", sharey=True, squeeze=False
+        len(modes), 1, figsize=size, sharex=True, sharey=True, squeeze=False
     )
 
-    # A panel for each; a bar's number must fit on the time axis that its column shares.
-    for place, (source, system) in enumerate(columns):
-        of_system = rows[(rows.source == source) & (rows.system == system)]
-        for line, mode in enumerate(modes):
-            of_mode = of_system[of_system["mode"] == mode]
-            ax = axes[line, place]
-            _mode_panel(ax, of_mode, 1e3 * of_system.end_s.max() / NUMBERS_ACROSS)
-            step_ms = 1e3 * of_mode.mean_step_s.iloc[0]
-            head = f"{source}, {system}\n" if line == 0 else ""
-            ax.set_title(f"{head}{mode}: {step_ms:.3g} ms a step")
+    # A bar's number must fit on the time axis that all share.
+    for ax, mode in zip(axes[:, 0], modes, strict=True):
+        of_mode = rows[rows["mode"] == mode]
+        _mode_panel(ax, of_mode, 1e3 * rows.end_s.max() / NUMBERS_ACROSS)
+        ax.set_title(f"{mode}: {1e3 * of_mode.mean_step_s.iloc[0]:.3g} ms a step")
     axes[0, 0].invert_yaxis()  # of all panels, which share it
-    for ax in axes[-1]:
-        ax.set_xlabel("time [ms]")
-        ax.xaxis.set_major_locator(MaxNLocator(5, prune="upper"))  # a label there is cut off
+    axes[-1, 0].set_xlabel(f"time on {rows.system.iloc[0]} [ms]")
+    axes[-1, 0].xaxis.set_major_locator(MaxNLocator(5, prune="upper"))  # a label there is cut off
 
     # The legend has only stages that can be seen somewhere.
-    shares = (rows.end_s - rows.start_s) / rows.groupby(["source", "system"]).end_s.transform("max")
+    shares = (rows.end_s - rows.start_s) / rows.end_s.max()
     widest = shares.groupby(rows.stage).max()
     shown = [stage for stage in STAGE_LOOKS if widest.get(stage, 0.0) > LEAST_SHOWN]
     looks = (STAGE_LOOKS[stage] for stage in shown)

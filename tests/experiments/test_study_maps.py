@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 
+import numpy as np
 import pytest
 
 from experiments.gaps import finished
-from experiments.result_cache import ResultCache
 from experiments.studies import ablation, modes_timeline, sharded_map
 from experiments.studies.ablation import ALL_ON, HALF_ROWS, MERGING, VARIANTS, WINDOW
-from experiments.studies.modes_timeline import recorded_bars, simulated_bars
-from persia_sim.base.chrome import Span
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer, shared
 from persia_sim.cluster.demand import demand
 from persia_sim.cluster.machine import System
 from persia_sim.cluster.memory import FORMATS
+from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.fitted import REACH
 from persia_sim.presets.software import SOFTWARE
@@ -25,15 +25,7 @@ from persia_sim.report.compare import launching_s
 from persia_sim.report.measure import throughput
 from persia_sim.sharded.plan import HostTime, Strategy
 from persia_sim.sharded.stages import device_step_s, fits, launched_s, step_s
-from runtime.run.stage_times import STAGES
 from tests.experiments.raw_runs import read_csv
-
-MS = 1e-3
-HOST = dict.fromkeys(STAGES, 0.0) | {
-    "load": 1 * MS, "read": 0.5 * MS, "pool": 0.5 * MS, "forward": 1 * MS, "backward": 2 * MS,
-    "update": 1 * MS, "scatter": 0.5 * MS, "push": 0.5 * MS,
-}  # fmt: skip
-LATE = 20 * MS
 
 
 def of_step(bars, step, rank=0):
@@ -44,100 +36,35 @@ def lasts(bar: tuple[float, float]) -> float:
     return bar[1] - bar[0]
 
 
-def test_a_recorded_lookup_lasts_from_its_read_until_its_message_is_there():
-    spans = [
-        Span(1, "load", "load", 5, 0.0, 1.0),
-        Span(1, "rows", "read", 5, 2.0, 2.5),  # the window had to open first
-        Span(1, "lookup", "lookup", 5, 2.5, 3.0),
-        Span(1, "dense", "forward", 5, 23.0, 24.0),
-        Span(1, "dense", "backward", 5, 24.0, 26.0),
-        Span(1, "dense", "dense_sync", 5, 26.0, 27.0),
-        Span(1, "push", "push", 5, 47.0, 48.0),
-        Span(0, "rows", "update", 5, 47.2, 47.9),
-        Span(1, "load", "load", 6, 1.0, 2.0),
-    ]
-    bars = list(recorded_bars(spans, range(5, 6), latency_s=20.0))
-    assert of_step(bars, 5, rank=1) == {
-        "load": (0.0, 1.0), "lookup": (2.0, 23.0), "forward": (23.0, 24.0),
-        "backward": (24.0, 26.0), "dense_sync": (26.0, 27.0), "push": (27.0, 48.0),
-    }  # fmt: skip
-    assert len(bars) == 6, "neither step 6 nor the server's own work"
-
-
-@pytest.mark.parametrize(
-    ("mode", "step_ms"),
-    [
-        (Mode.SYNC, 1 + 0.5 + 0.5 + 0.5 + 1 + 2 + 1 + 0.5 + 0.5 + 0.5 + 2 * 20),
-        (Mode.HYBRID, (1 + 0.5 + 0.5 + 0.5 + 1 + 2 + 1 + 0.5 + 0.5 + 0.5 + 2 * 20) / 3),
-    ],
-    ids=str,
-)
-def test_this_host_is_simulated_as_law_15_says(mode, step_ms):
-    """Two ranks: one server reads and writes in turn, so the second one waits once for each."""
-    options = modes_timeline.Options(latency_s=LATE, window=2, steps=60)
-    found = modes_timeline.simulated(options, mode, HOST)
-    assert 1e3 * found.step_s == pytest.approx(step_ms, rel=0.03)
-    bars = of_step(found.bars, modes_timeline.shown_steps(options)[0])
-    # The one thread of sync loads the next batch behind its step: in the bar of its push.
-    behind_s = 1 * MS if mode is Mode.SYNC else 0.0
-    assert ("load" in bars) == (mode is Mode.HYBRID)
-    assert lasts(bars.get("load", (0.0, 1 * MS))) == pytest.approx(1 * MS)
-    assert 1.0 * MS + LATE <= lasts(bars["lookup"]) + 1e-9 <= 1.6 * MS + LATE
-    assert lasts(bars["forward"]) == pytest.approx(1 * MS)
-    assert lasts(bars["backward"]) == pytest.approx(2 * MS)
-    assert 1.0 * MS + LATE <= lasts(bars["push"]) - behind_s + 1e-9 <= 1.6 * MS + LATE
-
-
 def test_in_hybrid_the_all_reduce_begins_inside_the_backward_pass():
     options = modes_timeline.Options(steps=16, shown=2)
     for mode, overlaps in ((Mode.RAW_HYBRID, False), (Mode.HYBRID, True)):
-        run = modes_timeline.a_cluster(options, mode)
-        bars = of_step(simulated_bars(run, 2, range(8, 10), loads=False), 8)
+        run = modes_timeline.simulated(options, mode)
+        bars = of_step(modes_timeline.bars_of(run, 2, range(8, 10)), 8)
         assert (bars["dense_sync"][0] < bars["backward"][1] - 1e-6) == overlaps
         assert bars["dense_sync"][1] > bars["backward"][1]
         whole_s = run.need.all_reduce_s
         assert lasts(bars["dense_sync"]) >= whole_s - 1e-9
 
 
-def test_a_recorded_run_of_sync_reads_rows_only_after_the_step_before_was_computed():
-    options = modes_timeline.Options(latency_s=MS, batch=16, steps=12, shown=3)
-    timeline, found = modes_timeline.recorded(options, Mode.SYNC)
-    assert {b.stage for b in timeline.bars} == {
-        "load", "lookup", "forward", "backward", "dense_sync", "push",
-    }  # fmt: skip
-    assert {(b.rank, b.step) for b in timeline.bars} == {(r, s) for r in (0, 1) for s in (6, 7, 8)}
-    for rank in (0, 1):
-        after = of_step(timeline.bars, 7, rank)["lookup"][0]
-        for other in (0, 1):
-            assert after > of_step(timeline.bars, 6, other)["dense_sync"][1] + options.latency_s
-    assert timeline.step_s > 2 * options.latency_s and found["forward"] > 0
-
-
-@pytest.mark.long
-def test_a_second_timeline_records_and_simulates_only_what_is_missing(tmp_path, monkeypatch):
+def test_the_table_has_the_steps_of_two_ranks_from_the_middle_of_the_run(tmp_path, capsys):
     options = modes_timeline.Options(
-        modes=("hybrid",), latency_s=MS, batch=16, steps=12, shown=2, rounds=1, cluster_ranks=2,
-        out=tmp_path,
-    )  # fmt: skip
-    monkeypatch.setattr("builtins.print", lambda *_, **__: None)
+        modes=("sync", "hybrid"), steps=16, shown=2, cluster_ranks=2, out=tmp_path
+    )
     modes_timeline.run(options)
-    first = (tmp_path / "modes_timeline.csv").read_bytes()
-    done: list[Mode] = []
-    for name in ("recorded", "this_host", "a_cluster"):
-        real = getattr(modes_timeline, name)
-
-        def note(options, mode, *more, real=real):
-            done.append(mode)
-            return real(options, mode, *more)
-
-        monkeypatch.setattr(modes_timeline, name, note)
-    modes_timeline.run(options)
-    assert (done, (tmp_path / "modes_timeline.csv").read_bytes()) == ([], first)
-    modes_timeline.run(replace(options, modes=("sync", "hybrid")))
-    assert done == [Mode.SYNC] * 2, "its recording was there; simulated here and on the cluster"
-    kept = ResultCache(tmp_path / "recordings.jsonl")
-    _, stages = kept[f"{modes_timeline.on_this_host(options, Mode.SYNC)}, round 0"]
-    assert set(stages) == set(STAGES)
+    told = capsys.readouterr().out
+    rows = read_csv(tmp_path / "modes_timeline.csv")
+    assert {(r["mode"], r["rank"], r["step"]) for r in rows} == set(
+        product(("sync", "hybrid"), "01", "89")
+    )
+    for mode in (Mode.SYNC, Mode.HYBRID):
+        starts = modes_timeline.simulated(options, mode).stamps[Mark.START]
+        step_s = np.diff(starts[:2, 5:14], axis=1).mean()
+        own = [r for r in rows if r["mode"] == mode]
+        assert float(own[0]["mean_step_s"]) == pytest.approx(step_s, abs=1e-7)
+        assert min(float(r["start_s"]) for r in own) == 0
+        assert f"{1e3 * step_s:.1f}" in told
+        assert all(float(r["start_s"]) < float(r["end_s"]) for r in own)
 
 
 @pytest.fixture(scope="module")
