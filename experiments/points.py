@@ -256,26 +256,6 @@ def expected_samples(config: TrainConfig) -> int:
     return (config.data.rows or _ROWS_OF_AN_ORDINARY_SET) * config.data.epochs
 
 
-SYNTHETIC_SETS = ("synthetic", "synthetic:taobao-ad", "synthetic:avazu-ad", "synthetic:criteo-ad")
-"""On every machine; the shapes are those of public logs."""
-LARGEST = "synthetic:kwai-video"
-
-
-def present() -> list[str]:
-    """Names of the ready data sets whose file is there, one for each file; nothing is read."""
-    from runtime.data.catalogue import CATALOGUE, find_folder
-    from runtime.data.errors import DataError
-
-    files: dict[Path, str] = {}
-    for name, make in CATALOGUE.items():
-        schema = make()
-        try:
-            files.setdefault(find_folder(schema) / schema.file, name)
-        except DataError:
-            continue
-    return list(files.values())
-
-
 def readable(wanted: Iterable[DataConfig]) -> tuple[dict[str, Provenance], list[str]]:
     """Facts, by name, of the data sets that can be read, and a line for each that cannot.
 

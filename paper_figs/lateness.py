@@ -170,30 +170,23 @@ def _forest(axes: Axes, blocks: Mapping[str, Sequence[ForestLine]]) -> None:
 CASES = {"cold ids": "ids all rare", "hot ids": "popular ids"}
 """Case of the study -> what its ids are."""
 
-BATCHES = (128, 4096)
-LINES = ("-", "--", "-.", ":")
-
 
 @of_tables
-def convergence_bound_figure(rows: pd.DataFrame, shares: pd.DataFrame) -> Figure:
-    """A panel per case at the largest T and B: bound and measured; below, alpha of the data
-    sets."""
+def convergence_bound_figure(rows: pd.DataFrame) -> Figure:
+    """A panel per case at the largest T and B: bound and measured."""
     # The longest runs with the largest batches; a panel a case.
     rows = rows[(rows.updates == rows.updates.max()) & (rows.batch == rows.batch.max())]
     cases = list(dict.fromkeys(rows.case))
-    figure = plt.figure(figsize=(7.0, 6.4))
-    grid = figure.add_gridspec(2, len(cases), height_ratios=(1, 0.9))
-    above = [figure.add_subplot(grid[0, 0])]
-    above += [figure.add_subplot(grid[0, n], sharey=above[0]) for n in range(1, len(cases))]
-    for ax, case in zip(above, cases, strict=True):
+    figure, axes = plt.subplots(1, len(cases), figsize=(7.0, 3.4), sharey=True, squeeze=False)
+    panels = axes[0]
+    for ax, case in zip(panels, cases, strict=True):
         _bounds(ax, rows[rows.case == case])
         alpha = rows[(rows.case == case) & (rows["mode"] == "hybrid")].alpha.max()
         ax.set_title(f"{CASES.get(case, case)}: $\\alpha$ = {alpha:.2g}")
 
-    # One legend for the cases; alpha has its own.
-    above[0].set_ylabel("mean of ‖∇f‖² over the run")
-    above[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    _alphas(figure.add_subplot(grid[1, :]), shares[shares.field == "all"])
+    # One legend for the cases.
+    panels[0].set_ylabel("mean of ‖∇f‖² over the run")
+    panels[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     updates, batch, seeds = (int(rows[c].iloc[0]) for c in ("updates", "batch", "seeds"))
     figure.suptitle(
         "How much late rows slow a convex problem down: proved (lines) and measured (markers)\n"
@@ -252,36 +245,3 @@ def _bounds(axes: Axes, rows: pd.DataFrame) -> None:
     axes.set_xticks(taus, [f"{tau:g}" for tau in taus])
     axes.minorticks_off()
     axes.set_xlabel("lateness τ [updates]")
-
-
-def _alphas(axes: Axes, shares: pd.DataFrame) -> None:
-    """Black: logs; grey: drawn streams. Each has a marker of its own."""
-    for number, (name, of_data) in enumerate(shares.groupby("data", sort=False)):
-        is_drawn = str(name).startswith("synthetic")
-        axes.plot(
-            of_data.share_of_lookups,
-            of_data.level,
-            "--" if is_drawn else "-",
-            color="0.55" if is_drawn else "black",
-            linewidth=0.8,
-            marker=(MARKERS + "<>p")[number % 11],
-            markevery=(number % 4, 5),
-            label=str(name).replace("synthetic:", "drawn, ").replace("synthetic", "drawn"),
-        )
-    # Left of these lines a row is read once a batch at most.
-    for batch in BATCHES:
-        axes.axvline(1 / batch, color="black", linewidth=0.8, linestyle=":")
-        axes.annotate(
-            f"1/{batch:,}",
-            (1 / batch, 0.94),
-            xycoords=("data", "axes fraction"),
-            fontsize=7,
-            ha="right",
-        )
-    axes.set_xscale("log")
-    axes.set_xlabel("share p of the samples that read the row")
-    axes.set_ylabel("share of lookups")
-    axes.set_title(
-        "Lookups at rows that at most a share p of the samples read (dotted: p = 1/batch)"
-    )
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

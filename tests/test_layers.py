@@ -34,7 +34,7 @@ ROOMS = {
     "experiments": [
         "catalogue", "options", "statistics", "tables", "targets", "result_cache", "points",
         "deriving", "gaps", "sweeping", "option_values", "study_file", "search", "line_search",
-        "choosing", "published", "drilling", "staleness", "lateness", "validating", "paper",
+        "choosing", "published", "drilling", "lateness", "validating", "paper",
         "registry", "studies", "benching", "__main__",
     ],
     "runtime.engines": [

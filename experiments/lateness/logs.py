@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.lateness.runs import StreamData, append_line, lines_of
-from experiments.staleness.frequency import sample_of_each_id
 from runtime.config import TrainConfig
+from runtime.data.batch import Batch
 from runtime.data.ids import VALUE_BITS
 
 LATENESSES = (4, 16, 64)
@@ -46,6 +46,14 @@ def burst_shares(
     _, first, place = np.unique(ids, return_index=True, return_inverse=True)
     age = updates - updates[first][place]
     return {late: float((age < late).mean()) for late in latenesses}
+
+
+def sample_of_each_id(batch: Batch) -> np.ndarray:
+    """The number of the sample that each id of the batch belongs to, int64 [N]."""
+    if batch.offsets is None:
+        return np.repeat(np.arange(batch.size), len(batch.ids) // max(1, batch.size))
+    fields = (len(batch.offsets) - 1) // max(1, batch.size)
+    return np.repeat(np.arange(batch.size), np.diff(batch.offsets[::fields]))
 
 
 def bursts_of(config: TrainConfig) -> Bursts:

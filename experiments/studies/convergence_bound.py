@@ -1,4 +1,4 @@
-"""The convergence bound against measured gradients, and alpha of the data sets."""
+"""The convergence bound against measured gradients, and the largest step that is stable."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from experiments.options import Count, OneOf, PairedSeeds, Planned, Some
-from experiments.points import LARGEST, SYNTHETIC_SETS, present
-from experiments.result_cache import ResultCache
-from experiments.staleness.frequency import BATCHES, alpha_lines
-from experiments.staleness.logistic import (
+from experiments.lateness.logistic import (
     GradientNorms,
     Logistic,
     exponents,
@@ -22,6 +18,8 @@ from experiments.staleness.logistic import (
     made,
     train,
 )
+from experiments.options import Count, OneOf, PairedSeeds, Planned, Some
+from experiments.result_cache import ResultCache
 from experiments.statistics import t_interval
 from experiments.tables import Column, leave, table
 from persia_sim.base.schema import Within
@@ -42,7 +40,7 @@ ALPHA_TAUS = (4, 16, 64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Planned):
-    """Regularised logistic regression with rows tau updates late, and how often ids occur."""
+    """Regularised logistic regression with rows tau updates late."""
 
     seeds: PairedSeeds = 10
     """Paired seeds: the same samples in every mode."""
@@ -56,11 +54,6 @@ class Options(Planned):
     """Factor: cold ids, hot ids."""
     alphas: tuple[Annotated[float, Within(0.003, 0.99)], ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
     """Shares of one id, at which the largest stable step is looked for; two at least."""
-    data: tuple[str, ...] = ()
-    """Data sets whose alpha is measured, such as adult; else all that are found, and five synthetic
-    ones."""
-    samples: Count = 200_000
-    """First samples of a data set's training part that are counted."""
 
     def _check(self) -> None:
         if len(self.alphas) < 2:
@@ -78,10 +71,8 @@ class Setting(NamedTuple):
 
 
 def run(options: Options) -> None:
-    """Train, count, print both tables and draw the figure."""
-    from runtime.data.open import open_source  # late: a second to import
-
-    # Three kinds of work. First: settings, each trained with all its seeds.
+    """Train, print both tables and draw the figure."""
+    # Two kinds of work. First: settings, each trained with all its seeds.
     lateness = [("sync", 0), *product(("hybrid", "async"), options.taus)]
     sizes = product(options.cases, options.updates, options.batch)
     settings = [
@@ -89,29 +80,17 @@ def run(options: Options) -> None:
     ]
     trained = ResultCache(options.out / "settings.jsonl")
 
-    # Second: data sets, whose ids are counted.
-    names = dict.fromkeys(options.data or (*present(), *SYNTHETIC_SETS, LARGEST))
-    sets = []
-    for name in names:
-        digest = open_source(name, keep=True).provenance().digest
-        sets.append((name, options.samples, digest))
-    counted = ResultCache(options.out / "alpha.jsonl")
-
-    # Third: problems of one alpha, whose largest stable step is looked for.
+    # Second: problems of one alpha, whose largest stable step is looked for.
     draws = product(range(options.seeds), options.alphas, ALPHA_TAUS)
     steps = [(*draw, TURNED) for draw in draws]
     turned = ResultCache(options.out / "steps.jsonl")
 
     # The plan.
-    work: tuple[tuple[Sequence[Any], ResultCache], ...] = (
-        (settings, trained),
-        (sets, counted),
-        (steps, turned),
-    )
+    work: tuple[tuple[Sequence[Any], ResultCache], ...] = ((settings, trained), (steps, turned))
     done = sum(len(calls) - results.missing(calls) for calls, results in work)
     print(
-        f"{len(settings)} settings of {options.seeds} seeds, {len(names)} data sets and"
-        f" {len(steps)} largest steps, {done} of them done; results in {options.out}"
+        f"{len(settings)} settings of {options.seeds} seeds and {len(steps)} largest steps, {done}"
+        f" of them done; results in {options.out}"
     )
     if options.dry_run:
         share = sum(options.updates) / sum(Options().updates)
@@ -120,16 +99,13 @@ def run(options: Options) -> None:
 
     # Compute what is missing.
     measured = trained.of(_measure, settings, "settings")
-    shares = counted.of(alpha_lines, sets, "data sets")
     limits = turned.of(_stable, steps, "steps")
 
-    # Show and write the three tables.
+    # Show and write both tables.
     records = [_record(*setting, row) for setting, row in zip(settings, measured, strict=True)]
-    lines = [line for of_set in shares for line in of_set]
     print(f"\nmean squared norm of the gradient over the run\n{table(records, COLUMNS)}")
-    print(_alpha_table(lines))
     print(_exponents(limits))
-    leave(options, {"": records, "_alpha": lines, "_steps": limits}, drawn_first=2)
+    leave(options, {"": records, "_steps": limits}, drawn_first=1)
 
 
 @cache
@@ -275,23 +251,3 @@ COLUMNS: dict[str, Column] = {
     "measured": "{measured:.3g} ± {measured_half_width_95:.1g}",
     "at sync's step": "{measured_at_sync_step:.3g}",
 }
-
-
-def _alpha_table(shares: list[dict[str, Any]]) -> str:
-    # A row of the table is a data set's largest share; the medians are in another of its lines.
-    whole = [line for line in shares if line["field"] == "all"]
-    middle = {line["data"]: line for line in whole if line["level"] == 0.5}
-    columns: dict[str, Column] = {
-        "data": "{data}",
-        "rows": "{rows:,}",
-        "largest share": "{share_of_rows:.3f}",
-        "mean a lookup meets": "{mean_met:.3f}",
-        **{
-            f"median lookup, B = {b:,}": lambda line, name=f"of_lookups_in_batch_{b}": (
-                f"{middle[line['data']][name]:.3f}"
-            )
-            for b in BATCHES
-        },
-    }
-    last = [line for line in whole if line["level"] == 1.0]
-    return "\nalpha: shares of samples that read a row\n" + table(last, columns)

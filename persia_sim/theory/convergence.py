@@ -38,7 +38,6 @@ proof above needs the sample's own, because a batch's gradient is a mean over it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -61,30 +60,6 @@ def of_batch(share: Shares, draws: float) -> Shares:
     """
     met: Shares = -np.expm1(draws * np.log1p(-np.minimum(share, 1 - 1e-12)))
     return met if isinstance(share, np.ndarray) else float(met)
-
-
-def met(shares: np.ndarray) -> float:
-    """Mean share of the row that a lookup meets, sum p^2 / sum p; the largest p is never less.
-
-    The bound takes the largest share for every row. A row's missed updates are as rare as its
-    lookups, so that rows of share p weigh p times p: this mean is what one alpha stands for.
-    """
-    return float((shares * shares).sum() / shares.sum())
-
-
-def quantiles(
-    shares: np.ndarray, levels: Sequence[float], weights: np.ndarray | None = None
-) -> np.ndarray:
-    """The smallest share whose cumulated weight reaches each level; each row weighs 1, or these.
-
-    With ``weights=shares`` the distribution is over lookups instead of rows.
-    """
-    order = np.argsort(shares)
-    weight = np.ones(len(shares)) if weights is None else weights[order]
-    reached = np.cumsum(weight) / weight.sum()
-    places = np.searchsorted(reached, np.minimum(levels, reached[-1]) - 1e-12)
-    values: np.ndarray = shares[order][np.minimum(places, len(shares) - 1)]
-    return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

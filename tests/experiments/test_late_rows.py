@@ -1,14 +1,13 @@
-"""The measures of late rows: a problem with known constants, and frequencies."""
+"""Late rows in theory: a problem with known constants; and of which sample an id is."""
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from experiments.staleness.frequency import first_samples, frequencies, sample_of_each_id
-from experiments.staleness.logistic import (
+from experiments.lateness.logistic import (
     RIDGE,
     Logistic,
     exponents,
@@ -17,8 +16,8 @@ from experiments.staleness.logistic import (
     made,
     train,
 )
+from experiments.lateness.logs import sample_of_each_id
 from runtime.data.batch import Batch
-from runtime.data.open import open_source
 
 
 @pytest.fixture(scope="module")
@@ -111,31 +110,12 @@ def test_late_weights_are_those_of_so_many_updates_ago(problem, tau, dense_late)
         assert found.square_norm[seed] == pytest.approx(mean)
 
 
-# Frequencies.
-
-
-def bag_batch(bags: list[list[list[int]]]) -> Batch:
-    """Samples of bags of ids."""
-    flat = [bag for sample in bags for bag in sample]
-    offsets = np.concatenate([[0], np.cumsum([len(bag) for bag in flat])])
-    ids = np.array([i for bag in flat for i in bag], np.uint64)
-    return Batch(ids, offsets, np.zeros((len(bags), 0)), np.zeros((len(bags), 1)))
-
-
-def test_an_id_counts_once_a_sample():
-    known = frequencies(bag_batch([[[1, 1, 2], [7]], [[2], []], [[2], [7]]]))
-    assert known.to_dict() == {1: 1, 2: 3, 7: 2}
-
-
-def test_batches_of_one_id_a_field_and_of_bags_agree():
-    one = first_samples(open_source("synthetic:taobao-ad:0.001"), "train", 200)
-    fields = len(one.ids) // one.size
-    bags = Batch(one.ids, np.arange(len(one.ids) + 1), one.dense, one.labels)
-    assert one.size == 200 and one.offsets is None
-    assert sample_of_each_id(one).tolist() == np.repeat(np.arange(200), fields).tolist()
-    assert sample_of_each_id(bags).tolist() == sample_of_each_id(one).tolist()
-    known = frequencies(one)
-    assert Counter(one.ids.tolist()) == known.to_dict() == frequencies(bags).to_dict()
+def test_ids_are_of_their_samples_one_a_field_and_in_bags():
+    labels, dense = np.zeros((2, 1)), np.zeros((2, 0))
+    one = Batch(np.arange(6, dtype=np.uint64), None, dense, labels)
+    assert sample_of_each_id(one).tolist() == [0, 0, 0, 1, 1, 1]
+    bags = replace(one, offsets=np.array([0, 2, 2, 3, 6]))  # two fields; one bag is empty
+    assert sample_of_each_id(bags).tolist() == [0, 0, 1, 1, 1, 1]
 
 
 def test_the_largest_stable_step_is_near_that_of_a_row_alone():

@@ -42,8 +42,8 @@ def test_a_study_has_the_intervals_of_its_gaps_against_a_line_at_zero(name):
 
 
 def test_the_bounds_figure_has_syncs_lines_and_every_measured_interval():
-    figure = convergence_bound_figure(*paths("convergence_bound", "convergence_bound_alpha"))
-    *panels, shares = figure.axes
+    figure = convergence_bound_figure(*paths("convergence_bound"))
+    panels = figure.axes
     longest, largest = (
         max((row[size] for row in table("convergence_bound")), key=float)
         for size in ("updates", "batch")
@@ -61,12 +61,6 @@ def test_the_bounds_figure_has_syncs_lines_and_every_measured_interval():
         named = {line.get_label(): line.get_ydata()[0] for line in axes.lines}
         assert named["bound, sync"] == float(sync["bound"])
         assert named["measured, sync"] == float(sync["measured"])
-    batches = sorted(
-        1 / int(column.rsplit("_", 1)[1])
-        for column in table("convergence_bound_alpha")[0]
-        if column.startswith("of_lookups_in_batch_")
-    )
-    assert reference_lines(shares)["x"] == pytest.approx(batches)
 
 
 def test_convergences_gaps_stand_against_a_line_at_zero():

@@ -227,14 +227,3 @@ def test_larger_batches_and_shares_are_met_more_often(shares, draws):
     found = share.of_batch(np.sort(shares), draws)
     assert (np.diff(found) >= 0).all() and (found >= np.sort(shares) - 1e-12).all()
     assert (share.of_batch(np.sort(shares), draws + 1) >= found).all()
-
-
-def test_quantiles_over_rows_and_over_lookups():
-    shares = np.array([0.6, 0.2, 0.1, 0.1])
-    assert share.quantiles(shares, (0.5, 0.75, 1.0)).tolist() == [0.1, 0.2, 0.6]
-    assert share.quantiles(shares, (0.2, 0.4, 0.5, 1.0), shares).tolist() == [0.1, 0.2, 0.6, 0.6]
-
-
-def test_a_lookup_meets_popular_rows():
-    """One half and two quarters: with chance 1/2 it meets the first."""
-    assert share.met(np.array([0.5, 0.25, 0.25])) == pytest.approx(0.375)

@@ -1,1 +1,0 @@
-"""What late rows do, measured against the convergence bound; how often ids occur."""
