@@ -22,7 +22,7 @@ RUNS = "runs"
 RUNS_USAGE = """usage: persia-experiments runs COMMAND [options]
 
   list [DIR]     the runs below a folder: mode, tau, ranks, data, seed, AUC, commit, state
-  compare A B    two runs, or two sweeps paired by seed: options, scores, curves, DeLong
+  compare A B    two runs: options, scores, curves, DeLong
 """
 
 
@@ -89,12 +89,12 @@ class RunsList:
 
 @dataclass(frozen=True, kw_only=True)
 class RunsCompare:
-    """Two runs beside each other, or two sweeps paired by seed."""
+    """Two runs beside each other."""
 
     first: Annotated[Path, POSITIONAL]
-    """A run or a sweep: A."""
+    """A run: A."""
     second: Annotated[Path, POSITIONAL]
-    """Another of the same kind: B."""
+    """Another: B."""
 
 
 RUNS_COMMANDS: dict[str, tuple[type[Any], str, str]] = {

@@ -1,42 +1,28 @@
-"""Two runs, or two sweeps, beside each other: options, scores, curves, and whether they differ."""
+"""Two runs beside each other: options, scores, curves, and whether they differ."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import sha256
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.gaps import paired_interval, thousandths
-from experiments.points import SYNTHETIC, stream_of_seeds
-from experiments.registry.runs import LATE_MODES, RunFolder, is_run, is_sweep, runs_below, the_run
+from experiments.registry.runs import RunFolder, the_run
 from experiments.statistics import delong
 from experiments.tables import aligned
-from persia_sim.base.rules import counted
-from runtime.run.folder import flat, read_metrics, read_predictions
+from runtime.run.folder import read_metrics, read_predictions
 
 SHOWN_SNAPSHOTS = 12
 ABSENT = "(not there)"
 
 
 def comparison(first: Path, second: Path) -> str:
-    """Two runs or two sweeps beside each other, as text. Raises ValueError where they cannot be
-    held against each other."""
+    """Two runs beside each other, as text. Raises ValueError where they cannot be held against each
+    other."""
     for folder in (first, second):
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder; `runs list` shows those that are there")
-    sweeps = [is_sweep(folder) for folder in (first, second)]
-    if all(sweeps):
-        return _sweeps(first, second)
-    if any(sweeps) and any(map(is_run, (first, second))):
-        kinds = ["a sweep" if sweep else "a run" for sweep in sweeps]
-        raise ValueError(
-            f"{first} is {kinds[0]} and {second} is {kinds[1]}; name two runs or two sweeps"
-        )
     return _runs(the_run(first), the_run(second))
 
 
@@ -180,142 +166,3 @@ def _curves(first: RunFolder, second: RunFolder) -> str:
         difference = f"{1e3 * (b[n] - a[n]):+.2f}e-3"
         rows.append([f"{n:,}", f"{a[n]:.4f}", f"{b[n]:.4f}", difference])
     return "\n" + aligned([f"samples ({task})", "A", "B", "B - A"], rows)
-
-
-_MOST_SHOWN = 32
-_DECIDES_NO_RESULT = ("seed", "data.dir", "data.keep")
-
-
-@dataclass(slots=True)
-class SweepSetting:
-    """Runs of a sweep that have one config, but for their seeds."""
-
-    options: Mapping[str, str]
-    """Every option that decides a result, and the data."""
-    name: str = ""
-    """Mode and bound, and what tells it from others of the sweep that have the same."""
-    runs: dict[int, tuple[float, Path]] = field(default_factory=dict)
-    """By seed, of those that have ended: AUC of the first task, and the folder."""
-
-    @property
-    def label(self) -> str:
-        """Mode and bound."""
-        mode = self.options.get("sync.mode", "-")
-        is_bounded = mode in LATE_MODES
-        return f"{mode}-tau{self.options.get('sync.tau')}" if is_bounded else mode
-
-
-def _sweeps(first: Path, second: Path) -> str:
-    """The settings that two sweeps share, paired by seed."""
-    sides = [settings_of(runs_below(folder)) for folder in (first, second)]
-    (left, _), (right, _) = sides
-    shared = list(_pairs(left, right))
-    if not shared:
-        raise ValueError(_nothing_shared(first, second, left, right))
-
-    # A line for each pair, over the seeds of both.
-    rows = []
-    tail = []
-    for one, other in shared:
-        seeds = sorted(one.runs.keys() & other.runs.keys())
-        aucs = [(one.runs[seed][0], other.runs[seed][0]) for seed in seeds]
-        folders = [(one.runs[seed][1], other.runs[seed][1]) for seed in seeds]
-        gap = paired_interval([b - a for a, b in aucs], folders, task=0)
-        means = [f"{np.mean(side):.4f}" for side in zip(*aucs, strict=True)] or ["-", "-"]
-        rows.append([one.name, str(gap.n), *means, thousandths(gap)])
-        values = differences(one.options, other.options)
-        if unlike := ", ".join(f"{name} {_short(a)} and {_short(b)}" for name, a, b in values):
-            tail.append(f"{one.name}: A and B differ in {unlike}")
-
-    # What is beside the table: settings without a partner, and runs that stand for nothing.
-    paired = [setting for pair in shared for setting in pair]
-    alone = [s.name for s in [*left, *right] if not any(s is other for other in paired)]
-    if alone:
-        tail.append(f"in one of them only: {', '.join(dict.fromkeys(alone))}")
-    for side, (_, again) in zip("AB", sides, strict=True):
-        if again:
-            tail.append(f"{side}: {counted(again, 'run')} left out, of a seed that ran again later")
-
-    head = f"A  {first}\nB  {second}\nAUC of the first task, paired by seed; ± is 95 % over"
-    head += " seeds, and over judged rows where runs kept predictions"
-    table = aligned(["setting", "seeds", "A", "B", "B - A [1e-3]"], rows)
-    return "\n".join([f"{head}\n\n{table}", *tail])
-
-
-def settings_of(runs: Iterable[RunFolder]) -> tuple[list[SweepSetting], int]:
-    """The settings of all runs that have ended with an AUC, and how many of these are left out:
-    of two runs with one seed, the one that was started first."""
-    by_options: dict[str, SweepSetting] = {}
-    again = 0
-    for run in sorted(runs, key=lambda run: run.started):
-        if run.state != "done" or run.auc is None or not isinstance(run.seed, int):
-            continue
-        options = dict(options_of(run))
-        setting = by_options.setdefault(json.dumps(options, sort_keys=True), SweepSetting(options))
-        again += run.seed in setting.runs
-        setting.runs[run.seed] = run.auc, run.folder
-
-    # Tau 4 comes before tau 16; settings of one mode and bound are told apart by the options in
-    # which they differ.
-    settings = sorted(by_options.values(), key=lambda one: (len(one.label), one.label))
-    for setting in settings:
-        alike = [other.options for other in settings if other.label == setting.label]
-        unlike = [n for n in setting.options if len({other.get(n) for other in alike}) > 1]
-        values = ", ".join(f"{name} {_short(setting.options[name])}" for name in unlike)
-        setting.name = f"{setting.label} ({values})" if unlike else setting.label
-    return settings, again
-
-
-def _pairs(
-    first: Sequence[SweepSetting], second: Sequence[SweepSetting]
-) -> Iterator[tuple[SweepSetting, SweepSetting]]:
-    """Settings of two sweeps that answer to each other: the only ones of a label, or, where a label
-    has several configs, those of one config."""
-    for one in first:
-        others = [other for other in second if other.label == one.label]
-        if len(others) == 1 and sum(other.label == one.label for other in first) == 1:
-            yield one, others[0]
-        else:
-            yield from ((one, other) for other in others if other.options == one.options)
-
-
-def _nothing_shared(
-    first: Path, second: Path, left: Sequence[SweepSetting], right: Sequence[SweepSetting]
-) -> str:
-    """Why two sweeps cannot be paired: the settings of each, and in what those differ that are
-    called the same."""
-    reason = f"{first} and {second} have no setting in common that has ended"
-    for folder, settings in ((first, left), (second, right)):
-        names = ", ".join(setting.name for setting in settings)
-        reason += f"\n  {folder} has {names or 'none that has ended'}"
-    unlike = [
-        name
-        for one in left
-        for other in right
-        if one.label == other.label
-        for name, *_ in differences(one.options, other.options)
-    ]
-    if unlike:
-        reason += f"\n  those of one mode and tau differ in {', '.join(dict.fromkeys(unlike))}"
-    return reason
-
-
-def _short(value: str) -> str:
-    """A value as it is shown: a long one by its checksum."""
-    return value if len(value) <= _MOST_SHOWN else sha256(value.encode()).hexdigest()[:8]
-
-
-def options_of(run: RunFolder) -> Iterator[tuple[str, str]]:
-    """Name and value of all that tells a run's setting from others."""
-    stream = stream_of_seeds(str(run.data), run.seed if isinstance(run.seed, int) else 0)
-    for name, value in flat(run.config).items():
-        if name == "data.name":
-            value = stream
-        if name not in _DECIDES_NO_RESULT:
-            yield name, value if isinstance(value, str) else json.dumps(value)
-
-    # A seed draws a synthetic stream anew, so bytes and split are those of the seed.
-    data = run.summary.get("data")
-    facts = ("schema",) if stream.startswith(SYNTHETIC) else ("sha256", "split", "schema")
-    if isinstance(data, Mapping):
-        yield from ((f"data's {fact}", json.dumps(data.get(fact))) for fact in facts)

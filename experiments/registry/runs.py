@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ ENVIRONMENT = "env.json"
 LATE_MODES = frozenset(str(mode) for mode in Mode if mode.reads_late_rows)
 """Modes whose name goes with a bound, in a list or table."""
 HEADER = ("folder", "mode", "tau", "ranks", "data", "seed", "AUC", "when (UTC)", "commit", "state")
-_OF_A_POINT = re.compile(r"-[0-9a-f]{8}$")
 _INSIDE_A_RUN = {"checkpoints"}
 
 
@@ -201,13 +199,6 @@ def the_run(folder: Path) -> RunFolder:
     if not run.config:
         raise ValueError(f"{folder} is no run: it holds no {CONFIG}")
     return run
-
-
-def is_sweep(folder: Path) -> bool:
-    """Whether a folder holds points: runs whose names end in the checksum of their config."""
-    if not folder.is_dir() or is_run(folder):
-        return False
-    return any(_OF_A_POINT.search(p.name) and is_run(p) for p in folder.iterdir() if p.is_dir())
 
 
 def listing(root: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.registry.compare import comparison
-from tests.experiments.test_registry import LABELS, line_of, made, npz, sweep
+from tests.experiments.test_registry import LABELS, line_of, made, npz
 
 
 @pytest.mark.parametrize(
@@ -22,17 +22,15 @@ from tests.experiments.test_registry import LABELS, line_of, made, npz, sweep
         (["compare", "/no/such", "."], "/no/such is no folder"),
         (["compare", "{run}", "{empty}"], "{empty} is no run: it holds no config.json"),
         (["compare", "{run}", "{torn}"], "is damaged and is not read further"),
-        (["compare", "{run}", "{sweep}"], "{run} is a run and {sweep} is a sweep"),
         (["compare", "{run}", "{other}"], "no_such_option is not known"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_sentence(words, said, tmp_path, capsys):
-    places = {name: tmp_path / name for name in ("empty", "torn", "run", "sweep", "other")}
+    places = {name: tmp_path / name for name in ("empty", "torn", "run", "other")}
     places["empty"].mkdir()
     made(places["run"])
     made(places["torn"], env_json="[")
-    sweep(places["sweep"], {0: 0.7})
     made(places["other"])
     (places["other"] / "config.json").write_text('{"no_such_option": 1}')
     assert main(["runs", *(word.format(**places) for word in words)]) == 2

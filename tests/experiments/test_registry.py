@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from experiments.registry.compare import comparison, settings_of
-from experiments.registry.runs import RunFolder, listing, read_run, runs_below
-from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
+from experiments.registry.compare import comparison
+from experiments.registry.runs import listing, read_run, runs_below
+from runtime.config import DataConfig, EvaluationConfig, SyncConfig, TrainConfig
 from runtime.run.folder import write_json
 from runtime.run.record import run_into
 
@@ -109,18 +108,6 @@ def test_two_runs_show_the_options_in_which_they_differ(tmp_path):
     assert "no DeLong test: a run keeps no predictions" in told
 
 
-def test_sweeps_that_share_no_setting_say_what_each_has_and_what_differs(tmp_path):
-    for name, batch in (("a", 32), ("b", 64), ("b", 16)):
-        changed = replace(BASE, batch=batch)
-        made(tmp_path / name / f"sync-{batch}-seed0-0123abcd", changed)
-    with pytest.raises(ValueError, match="no setting in common that has ended") as caught:
-        comparison(tmp_path / "a", tmp_path / "b")
-    told = str(caught.value).splitlines()
-    assert told[1].endswith("a has sync")
-    assert told[2].endswith("b has sync (batch 64), sync (batch 16)") or "batch 16" in told[2]
-    assert told[3] == "  those of one mode and tau differ in batch"
-
-
 def test_two_runs_say_whether_their_data_and_predictions_are_the_same(real, tmp_path):
     told = comparison(real, real)
     sha256 = json.loads((real / "summary.json").read_text())["data"]["sha256"]
@@ -170,88 +157,6 @@ def npz(**arrays: np.ndarray) -> bytes:
     content = io.BytesIO()
     np.savez(content, **arrays)
     return content.getvalue()
-
-
-def sweep(root: Path, aucs: dict[int, float], mode: str = "hybrid") -> Path:
-    for seed, auc in aucs.items():
-        config = hybrid(seed=seed) if mode == "hybrid" else replace(BASE, seed=seed)
-        label = f"hybrid-tau4-seed{seed}" if mode == "hybrid" else f"sync-seed{seed}"
-        made(root / f"{label}-0123abcd", config, auc)
-    return root
-
-
-def test_two_sweeps_are_paired_by_seed(tmp_path):
-    first = sweep(tmp_path / "first", {0: 0.70, 1: 0.72, 2: 0.71})
-    second = sweep(tmp_path / "second", {0: 0.71, 2: 0.735, 7: 0.9})
-    told = comparison(first, second)
-    half = stats.t.ppf(0.975, 1) * np.std([10, 25], ddof=1) / np.sqrt(2)
-    assert line_of(told, "hybrid-tau4") == [
-        "hybrid-tau4", "2", "0.7050", "0.7225", f"+17.50 ± {half:.2f}"
-    ]  # fmt: skip
-
-
-def two_models(root: Path, aucs: dict[str, dict[int, float]]) -> Path:
-    """Sweeps of two models in one folder, whose labels do not say which is which."""
-    for number, (name, found) in enumerate(aucs.items()):
-        mode, _, hidden = name.partition(" ")
-        for seed, auc in found.items():
-            config = hybrid(seed=seed) if mode == "hybrid" else replace(BASE, seed=seed)
-            config = replace(config, model=ModelConfig(hidden=(int(hidden),)))
-            label = "hybrid-tau4" if mode == "hybrid" else "sync"
-            made(root / f"{label}-seed{seed}-{number:08x}", config, auc)
-    return root
-
-
-def test_two_sweeps_pair_equal_configs_where_a_label_has_several(tmp_path):
-    first = two_models(tmp_path / "a", {"hybrid 8": {0: 0.7}, "hybrid 16": {0: 0.8}})
-    second = two_models(tmp_path / "b", {"hybrid 16": {0: 0.81}, "hybrid 32": {0: 0.9}})
-    told = comparison(first, second)
-    assert re.search(r"hybrid-tau4 \(model.hidden \[16\]\) +1 +0.8000 +0.8100 +\+10.00", told)
-    assert "in one of them only: hybrid-tau4 (model.hidden [8]), hybrid-tau4 (model.hidden" in told
-    assert "+100" not in told
-    other = two_models(tmp_path / "c", {"hybrid 64": {0: 0.75}})
-    only = two_models(tmp_path / "d", {"hybrid 8": {0: 0.7}})
-    told = comparison(only, other)
-    assert "+50.00" in told, "sweeps of one model each: that is the question"
-    assert "hybrid-tau4: A and B differ in model.hidden [8] and [64]" in told
-
-
-def test_other_data_under_one_label_are_another_setting(tmp_path):
-    root = sweep(tmp_path / "sweep", {0: 0.70})
-    for number, schema in enumerate(({"columns": [{"name": "a"}]}, {"columns": [{"name": "b"}]})):
-        run = made(root / f"hybrid-tau4-seed{number + 1}-{number:08x}", hybrid(seed=number + 1))
-        summary = json.loads((run / "summary.json").read_text())
-        write_json(run / "summary.json", summary | {"data": {"sha256": "0", "schema": schema}})
-    settings, _ = settings_of(runs_below(root))
-    assert len(settings) == 3 and all("data's schema" in one.name for one in settings[1:])
-
-
-def test_seeds_that_draw_a_synthetic_stream_anew_are_one_setting():
-    drawn = {0: "synthetic", 1: "synthetic:default:1:2", 2: "synthetic:default:1:3"}
-    runs = []
-    for seed, name in drawn.items():
-        config = {"seed": seed, "data": {"name": name}, "sync": {"mode": "sync"}}
-        summary = {"tasks": {"click": {"auc": 0.7}}, "seed": seed, "data": {"sha256": str(seed)}}
-        runs.append(RunFolder(Path(f"sync-seed{seed}-0"), "done", config, {}, summary, ""))
-    settings, again = settings_of(runs)
-    assert [sorted(setting.runs) for setting in settings] == [[0, 1, 2]] and again == 0
-    pinned = replace(runs[1], config=runs[1].config | {"data": {"name": drawn[2]}})
-    assert len(settings_of([runs[0], pinned])[0]) == 2, "another draw than the seed's is other data"
-
-
-@pytest.mark.parametrize("name", ["00000000", "ffffffff"], ids=["path first", "path last"])
-def test_of_two_runs_with_one_seed_the_later_counts_and_the_other_is_said(tmp_path, name):
-    root = sweep(tmp_path / "sweep", {0: 0.70, 1: 0.71})
-    early = made(root / f"hybrid-tau4-seed0-{name}", hybrid(), 0.5) / "env.json"
-    early.write_text(early.read_text().replace("2026-01-02", "2025-01-02"))
-    ((setting,), again) = settings_of(runs_below(root))
-    assert again == 1
-    assert {seed: auc for seed, (auc, _) in setting.runs.items()} == {0: 0.70, 1: 0.71}
-    assert early.parent not in [folder for _, folder in setting.runs.values()]
-    other = sweep(tmp_path / "other", {0: 0.72, 1: 0.73})
-    told = comparison(root, other)
-    assert line_of(told, "hybrid-tau4")[1:4] == ["2", "0.7050", "0.7250"]
-    assert "A: 1 run left out, of a seed that ran again later" in told
 
 
 def on(part: str, config: TrainConfig) -> TrainConfig:
