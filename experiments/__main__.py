@@ -29,8 +29,8 @@ RUNS_USAGE = """usage: persia-experiments runs COMMAND [options]
 def module_of(name: str) -> str:
     """The module of a study or bench.
 
-    >>> module_of("time-to-auc"), module_of("demo")
-    ('experiments.studies.time_to_auc', 'experiments.studies.sweep')
+    >>> module_of("which-mode"), module_of("demo")
+    ('experiments.studies.which_mode', 'experiments.studies.sweep')
     """
     if name in STUDIES and STUDIES[name].file:
         return "experiments.studies.sweep"

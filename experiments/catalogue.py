@@ -133,17 +133,6 @@ STUDIES = _by_name(
         quick_minutes=1.5,
     ),
     Study(
-        name="time-to-auc",
-        says="AUC against the wall clock of a simulated cluster",
-        minutes=4,
-        title="AUC against the clock of a cluster that you do not own",
-        caption="True gradients in the simulated order of reads and writes of the paper's"
-        " 100 T cluster: AUC against simulated seconds (left) and samples (middle), and the wait"
-        " for 90, 95 and 99 % of sync's climb with 95 % intervals over paired seeds (right).",
-        tables=("_targets", ""),
-        quick="--seeds 3 --steps 160 --test-rows 5000",
-    ),
-    Study(
         name="scale",
         says="simulated throughput beside published, over GPUs and over rows",
         minutes=3,

@@ -119,7 +119,7 @@ from persia_sim.base import vocabulary as words
 words.DEFAULT_TAU, words.DEFAULT_AHEAD, words.DEFAULT_AVERAGE_EVERY_S = 7, 9, 0.25
 
 import json
-from experiments.studies.time_to_auc import Options as TimeToAucOptions
+from experiments.studies.convergence import Options as ConvergenceOptions
 from persia_sim.cli import Options, scenario_of
 from persia_sim.cli.sharded import ShardedOptions
 from persia_sim.report.sweep import Point
@@ -131,7 +131,7 @@ hybrid, lookahead, averaging = (
     for mode in (words.Mode.HYBRID, words.Mode.LOOKAHEAD, words.Mode.ASYNC_AVERAGING)
 )
 print(json.dumps({
-    "tau": [sync.tau, hybrid.tau, Point().tau, TimeToAucOptions().tau],
+    "tau": [sync.tau, hybrid.tau, Point().tau, ConvergenceOptions().tau],
     "ahead": [sync.ahead, lookahead.steps_ahead],
     "average_every_s": [sync.average_every_s, averaging.rounds.period_s],
 }))

@@ -32,7 +32,6 @@ REFUSED = {
     "daily": ["modes", "seeds 0", "tau -1", "set foo=1"],
     "sweep": [],
     "which-mode": ["hosts abc", "target 0", "jobs 0"],
-    "time-to-auc": ["modes hybrid", "snapshots 0", "snapshots 401", "targets 0", "targets 1.5"],
     "convergence": [
         "modes hybrid", "samples 1023", "seeds 1", "snapshots 0", "snapshots 1281", "target 0",
         "target 1.5",

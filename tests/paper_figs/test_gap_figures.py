@@ -9,9 +9,9 @@ import pytest
 from matplotlib import pyplot as plt
 
 from paper_figs import figure_of
-from paper_figs.auc import sweep_figure, time_to_auc_figure
+from paper_figs.auc import sweep_figure
 from paper_figs.style import as_png, look_of
-from tests.paper_figs.read_back import bands, curves, error_bars, legend, tick_labels, write_table
+from tests.paper_figs.read_back import write_table
 
 
 def test_a_table_without_a_figure_is_named():
@@ -57,50 +57,6 @@ def test_a_study_shows_each_lines_gap_under_what_it_is_held_against(tmp_path):
     assert "click, clicks" in told and "3 paired seeds" in told
     assert axes.get_xscale() == "linear"
     assert sweep(tmp_path, last=0.03).axes[0].get_xscale() == "symlog"
-
-
-def test_time_to_auc_puts_the_same_aucs_on_seconds_and_on_samples(tmp_path):
-    rows = []
-    for mode, seconds in (("sync", (1.0, 2.0)), ("hybrid", (0.4, 0.9))):
-        for number, (samples, at) in enumerate(zip((1000, 2000), seconds, strict=True)):
-            for seed, offset in enumerate((-0.01, 0.0, 0.04)):
-                auc = (0.6 if mode == "sync" else 0.5) + 0.1 * number + offset
-                own = {"cluster": "moon", "mode": mode, "seed": seed, "samples": samples,
-                       "drained": False, "task": "click", "auc": auc,
-                       "simulated_s": at}  # fmt: skip
-                late = [{**own, "auc": 0.2}] if number else []  # the same instant, not drained yet
-                rows += [*late, {**own, "drained": bool(number)}]
-    rows.append({**rows[0], "task": "like", "auc": 0.99, "simulated_s": 50.0})
-    ends = [
-        {"mode": mode, "target_share": share, "target_auc": 0.5 + share / 10, "seeds": 3,
-         "reached": reached, "seconds": seconds, "seconds_half_width_95": 0.25,
-         "not_before_s": watched}
-        for mode, share, reached, seconds, watched in (
-            ("sync", 0.9, 3, 1.5, ""), ("hybrid", 0.9, 3, 0.5, ""),
-            ("sync", 0.95, 3, 1.75, ""), ("hybrid", 0.95, 2, "", 0.9),
-        )
-    ]  # fmt: skip
-    figure = time_to_auc_figure(
-        write_table(tmp_path / "time_to_auc.csv", rows),
-        write_table(tmp_path / "time_to_auc_targets.csv", ends),
-    )
-    left, right, waits = figure.axes
-    (_, x, seconds, ends_of), hybrid = error_bars(waits)
-    assert x == pytest.approx([-0.075, 0.925]) and seconds == [1.5, 1.75]
-    assert ends_of == [(1.25, 1.75), (1.5, 2.0)]
-    assert hybrid[1:3] == ([pytest.approx(0.075)], [0.5])
-    (watched,) = [y for label, (_, y) in curves(waits).items() if "not reached" in label]
-    assert watched == [0.9]
-    assert tick_labels(waits) == ["90%\n0.5900", "95%\n0.5950"]
-    assert curves(left)["sync"] == ([1.0, 2.0], pytest.approx([0.61, 0.71]))
-    assert curves(left)["hybrid"] == ([0.4, 0.9], pytest.approx([0.51, 0.61]))
-    assert curves(right)["hybrid"] == ([1.0, 2.0], pytest.approx([0.51, 0.61]))
-    assert bands(left)[0][2.0] == pytest.approx((0.69, 0.74))
-    assert bands(right)[1][1.0] == pytest.approx((0.49, 0.54))
-    assert left.get_xlabel() == "simulated time on moon [s]"
-    assert right.get_xlabel() == "training samples [thousands]"
-    assert left.get_ylabel() == "test AUC" and legend(left) == ["sync", "hybrid"]
-    assert "bands: range, bars: 95 % t interval, over 3 seeds" in figure.get_suptitle()
 
 
 def test_a_saved_figure_is_a_picture_in_the_styles_resolution_and_is_freed(tmp_path):
