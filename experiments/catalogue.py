@@ -27,8 +27,6 @@ class Study:
     """What is read from the figure, in one or two sentences; no outcome."""
     tables: tuple[str, ...] = ("",)
     """Ends of the tables' names behind ``stem``."""
-    table_stem: str = ""
-    """Stem of the tables, where they are not called as the study."""
     file: str = ""
     """The study's file in experiments/sweeps, where it is one: its command is that of `sweep`."""
     quick: str = ""
@@ -39,7 +37,7 @@ class Study:
     @property
     def stem(self) -> str:
         """Stem of the module, the tables and the figure."""
-        return self.table_stem or self.name.replace("-", "_")
+        return self.name.replace("-", "_")
 
     @property
     def csv(self) -> tuple[str, ...]:
@@ -154,14 +152,13 @@ STUDIES = _by_name(
     ),
     Study(
         name="ablation",
-        says="each optimisation off in turn: throughput, and AUC where it may change",
-        minutes=8,
+        says="each optimisation off in turn: simulated throughput",
+        minutes=4,
         title="What each optimisation is worth",
         caption="Throughput of hybrid on simulated clusters with one thing changed at a time, as a"
-        " share of that with everything on, and what then binds; right, the AUC of real runs minus"
-        " that with everything on, with 95 % intervals over paired seeds.",
-        quick="--steps 24 --ranks 16 --seeds 3 --samples 40000 --test-rows 10000",
-        quick_minutes=0.5,
+        " share of that with everything on, and what then binds.",
+        quick="--steps 24 --ranks 16",
+        quick_minutes=0.3,
     ),
     Study(
         name="sharded-map",

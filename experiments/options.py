@@ -45,8 +45,6 @@ def hold(name: str, value: Any, rule: Within | OneOf) -> None:
 
 REFERENCE = Mode.SYNC
 """The mode that all others are held against."""
-PAPER_MODES = (REFERENCE, Mode.HYBRID, Mode.ASYNC_AVERAGING)
-"""The modes of the paper's own measurements."""
 MOST = 10_000_000
 """The largest count: more is a slip of the finger, not a study."""
 T = TypeVar("T")

@@ -132,29 +132,21 @@ def _bars(ax: Axes, rows: pd.DataFrame, y: float, least_ms: float) -> None:
             )
 
 
-ALL_ON = "all on"
-PANELS_ACROSS = 3
+PANELS_ACROSS = 2
 
 
 @of_tables
 def ablation_figure(rows: pd.DataFrame) -> Figure:
-    """A panel a cluster: throughput as a share of that with everything on, and what then binds; the
-    last panel is the test AUC minus that with everything on. Bars at the points are 95 %."""
-    # A panel a cluster, and one of AUC where runs were trained.
-    rates = rows[rows.kind == "throughput"]
-    aucs = rows[rows.kind == "auc"]
+    """A panel a cluster: throughput as a share of that with everything on, and what then binds.
+    Bars at the ends are 95 %."""
     variants = list(dict.fromkeys(rows.variant))
-    panels = [panel for _, panel in rates.groupby("where", sort=False)]
-    panels += [aucs] if len(aucs) else []
+    panels = [panel for _, panel in rows.groupby("where", sort=False)]
     columns = min(PANELS_ACROSS, len(panels))
     lines = -(-len(panels) // columns)
     size = (7.2, lines * (0.2 * len(variants) + 0.9))
     figure, grid = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False)
     for ax, panel in zip(grid.flat, panels, strict=False):
-        if panel.kind.iloc[0] == "auc":
-            _aucs_off_all_on(ax, panel, variants)
-        else:
-            _rates_of_all_on(ax, panel, variants)
+        _rates_of_all_on(ax, panel, variants)
         ax.set_ylim(len(variants) - 0.4, -0.6)
         ax.set_yticks(range(len(variants)), variants)
     for ax in grid.flat[len(panels) :]:
@@ -195,21 +187,6 @@ def _rates_of_all_on(ax: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
     base = rows.value.iloc[0]
     ax.set_title(f"{rows['where'].iloc[0]}\n1: {base / 1e3:,.0f} k samples/s")
     ax.set_xlabel("throughput over that with all on")
-
-
-def _aucs_off_all_on(ax: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
-    rows = rows[rows.variant != ALL_ON]
-    at = [variants.index(name) for name in rows.variant]
-    ax.axvline(0, color="black", linewidth=0.8)
-    ax.errorbar(
-        1e3 * rows.difference,
-        at,
-        xerr=1e3 * rows.difference_half_width_95,
-        fmt="o",
-        color="black",
-    )
-    title = f"{rows['where'].iloc[0]}, {rows.n.iloc[0]} paired seeds"
-    ax.set(title=title, xlabel="AUC minus all on [$10^{-3}$]")
 
 
 SHOWN = ("sync", "lookahead", "hybrid, tau 4", "hybrid, tau 16", "async, tau 4")

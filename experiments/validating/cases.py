@@ -96,11 +96,6 @@ class Case:
         return -(-self.batch // self.ranks) if self.mode.has_barrier else self.batch
 
     @property
-    def ranks_at_once(self) -> int:
-        """Ranks that compete for the host: of this run, and of those beside it."""
-        return self.ranks * self.copies
-
-    @property
     def updates_per_step(self) -> int:
         """Dense updates while every rank does one step."""
         return 1 if self.mode.has_barrier else self.ranks

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from persia_sim.bounds.closed_form import answer
-from persia_sim.cluster.demand import demand
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.presets import point as points
 from persia_sim.presets.point import Point
@@ -72,21 +70,6 @@ def evaluate(
         "usd_per_million_samples": dollars and dollars / 3600 / rate.mean * 1e6,
         "bound_samples_per_s": bound.samples_per_s,
         "binds": bound.binds,
-    }
-
-
-def analytic(point: Point, most_steps: int = 1536) -> dict[str, Any]:
-    """The closed form's row: an upper bound, exact without contention and noise.
-
-    Only async_averaging reads ``most_steps``: a run that is short meets fewer rounds.
-    """
-    scenario = scenario_of(point, most_steps)
-    bound = answer(scenario, demand(scenario))
-    dollars = scenario.cluster.usd_per_hour or None
-    return named(point) | {
-        "samples_per_s": bound.samples_per_s,
-        "binds": bound.binds,
-        "usd_per_million_samples": dollars and dollars / 3600 / bound.samples_per_s * 1e6,
     }
 
 

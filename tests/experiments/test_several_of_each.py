@@ -75,7 +75,7 @@ def test_each_place_of_the_ablation_is_held_against_its_own_base(tmp_path, monke
 
     monkeypatch.setattr(ablation, "_rate", rate)
     places = ("Kwai", "100T")
-    options = ablation.Options(places=places, ranks=2, steps=16, seeds=0, out=tmp_path)
+    options = ablation.Options(places=places, ranks=2, steps=16, out=tmp_path)
     found = ablation.simulated(options)
     for place in places:
         servers = ablation.scenario_of(place, options).cluster.servers.processes

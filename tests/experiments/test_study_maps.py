@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from experiments.gaps import finished
 from experiments.studies import ablation, modes_timeline, sharded_map
 from experiments.studies.ablation import ALL_ON, HALF_ROWS, MERGING, VARIANTS, WINDOW
 from persia_sim.base.vocabulary import Mode
@@ -70,9 +68,7 @@ def test_the_table_has_the_steps_of_two_ranks_from_the_middle_of_the_run(tmp_pat
 @pytest.fixture(scope="module")
 def ablated(tmp_path_factory):
     out = tmp_path_factory.mktemp("ablation")
-    options = ablation.Options(
-        places=("100T-10Gbit",), ranks=2, steps=16, seeds=0, out=out
-    )  # fmt: skip
+    options = ablation.Options(places=("100T-10Gbit",), ranks=2, steps=16, out=out)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.print", lambda *_, **__: None)
         ablation.run(options)
@@ -130,35 +126,6 @@ def test_a_second_ablation_simulates_only_what_is_missing(ablated, monkeypatch):
     assert [f"{r['value']}" for r in found] == [row["value"] for row in rows]
     with pytest.raises(AssertionError, match="again"):
         ablation.simulated(replace(options, steps=17))
-
-
-def test_auc_differences_are_paired_by_seed(monkeypatch):
-    options = ablation.Options(samples=1280, test_rows=200, seeds=3)
-    points = ablation.learning_points(options)
-    configs = {name: group[0].config for name, group in points.items()}
-    base = configs[ALL_ON]
-    assert (base.sync.mode, base.sync.tau, base.sync.ranks, base.steps) == (Mode.HYBRID, 4, 8, 10)
-    assert configs[WINDOW].sync == replace(base.sync, tau=0)
-    assert configs[MERGING].sync == replace(base.sync, merge_pushes=False)
-    assert configs[HALF_ROWS].sync == replace(base.sync, wire="half")
-    aucs = {"on": (0.7, 0.72, 0.71), "tau0": (0.701, 0.723, 0.712),
-            "unmerged": (0.7, 0.72, 0.71), "half": (0.69, 0.72, 0.73)}  # fmt: skip
-
-    def summary(folder):
-        name, seed, _ = folder.name.split("-")
-        number = int(seed.removeprefix("seed"))
-        return {"seed": number, "tasks": {"click": {"auc": aucs[name][number]}}}
-
-    monkeypatch.setattr("experiments.gaps.read_summary", summary)
-    runs = {name: finished(group, options.out / "runs") for name, group in points.items()}
-    rows = {row["variant"]: row for row in ablation.learned(options, runs)}
-    assert rows[WINDOW]["difference"] == pytest.approx(0.002)  # 1, 3 and 2 thousandths
-    t_975_of_2 = 4.30265
-    assert rows[WINDOW]["difference_half_width_95"] == pytest.approx(
-        t_975_of_2 * 0.001 / math.sqrt(3), rel=1e-5
-    )
-    assert rows[MERGING]["difference"] == rows[MERGING]["difference_half_width_95"] == 0
-    assert rows[HALF_ROWS]["value"] == pytest.approx((0.69 + 0.72 + 0.73) / 3)
 
 
 def test_both_sides_of_the_map_train_the_same_dense_network_as_fast():

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer, ErrorbarContainer
@@ -81,27 +80,6 @@ def curves(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
         for line in axes.lines
         if not str(line.get_label()).startswith("_")
     }
-
-
-def bands(axes: Axes) -> list[dict[float, tuple[float, float]]]:
-    """Of each filled band: x -> (low, high), in the order in which they were drawn."""
-    found = []
-    for band in axes.collections:
-        if type(band).__name__ not in ("FillBetweenPolyCollection", "PolyCollection"):
-            continue
-        corners = band.get_paths()[0].vertices
-        found.append(
-            {
-                x: (min(at := corners[corners[:, 0] == x, 1]), max(at))
-                for x in np.unique(corners[:, 0])
-            }
-        )
-    return found
-
-
-def tick_labels(axes: Axes, which: str = "x") -> list[str]:
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    return [text.get_text() for text in axis.get_majorticklabels()]
 
 
 def legend(axes: Axes) -> list[str]:
