@@ -86,7 +86,6 @@ STUDIES = _by_name(
         file="demo.toml",
     ),
     Study("sweep", "any study from its file: lines of options, each held against another", None),
-    Study("staleness-sweep", "sync, hybrid, async at any bounds", None, file="staleness.toml"),
     Study("tune", "the best rates of each mode, as files", None, file="tune.toml"),
     Study("models", "what late rows cost, by model and data set", None, file="models.toml"),
     Study("daily", "tomorrow's data: each day judged before it trains, in each mode", None),

@@ -27,8 +27,6 @@ from persia_sim.cluster.scenario import Noise, Scenario
 from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
 
 CURVES = Path(__file__).with_name("auc_curves.csv")
-ROUGH = 0.003
-"""A gap that is read less exactly than this is not asked for the largest one: steep starts."""
 SYNC_OF = {
     "taobao-ad": ("XDL", "sync"),
     "avazu-ad": ("XDL", "sync"),
@@ -54,17 +52,6 @@ class PublishedGap:
     """At the last step; this and the next are NaN where sync is not plotted so far."""
     error_at_end: float
     """How far reading the plot may have moved that gap."""
-    largest: float
-    """The lowest behind the start, without points that are read too roughly; NaN without any."""
-    largest_at_step: int
-    """-1 without any."""
-
-    def at_samples(self, samples: float) -> float:
-        """After so many training samples, linear between points; NaN outside the curve."""
-        known = self.points.dropna(subset="samples")
-        if known.empty:
-            return nan
-        return float(np.interp(samples, known.samples, known.gap, left=nan, right=nan))
 
 
 def published_curves(path: Path = CURVES) -> dict[Key, Curve]:
@@ -106,16 +93,13 @@ def gap_to_sync(curves: Mapping[Key, Curve], data_set: str, system: str, mode: s
         reading_error=both.reading_error + both.reading_error_of_sync,
     )
 
-    # The gap at the end, and the largest one that was read off sharply enough.
+    # The gap at the end, where both curves reach it.
     reaches_the_end = len(points) and points.step.iloc[-1] == curve.step.iloc[-1]
     last = points.tail(1) if reaches_the_end else pd.DataFrame([dict.fromkeys(points, nan)])
-    sharp = points[(points.step > 0) & (points.reading_error <= ROUGH)].nsmallest(1, "gap")
     return PublishedGap(
         points,
         at_end=float(last.gap.iloc[-1]),
         error_at_end=float(last.reading_error.iloc[-1]),
-        largest=float(sharp.gap.min()),
-        largest_at_step=int(sharp.step.iloc[0]) if len(sharp) else -1,
     )
 
 

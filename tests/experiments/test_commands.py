@@ -37,7 +37,7 @@ def command(capsys, monkeypatch, tmp_path):
         ["runtime", "--help"],
         ["runtime", "train", "--help"],
         ["experiments", "list"],
-        ["experiments", "staleness-sweep", "--help"],
+        ["experiments", "sweep", "--help"],
         ["experiments", "demo", "--help"],
     ],
     ids=" ".join,
@@ -96,7 +96,7 @@ def test_a_process_ends_with_the_code_of_its_command(words):
     "words",
     [
         ["demo", "--seeds", "1", "--seeds", "2"],
-        ["staleness-sweep", "--out", "a", "--out=b", "--dry-run"],
+        ["sweep", "staleness.toml", "--out", "a", "--out=b", "--dry-run"],
     ],
 )
 def test_no_study_takes_an_option_twice(words, command):
@@ -107,7 +107,6 @@ def test_no_study_takes_an_option_twice(words, command):
 CLICKS = str(ROOT / "examples" / "clicks.toml")
 PLANNED_WITH = {
     "sweep": ["staleness.toml", "--set", f"data.name={CLICKS}"],
-    "staleness-sweep": ["--set", f"data.name={CLICKS}"],
     "tune": ["--set", f"data.name={CLICKS}"],
     "models": ["--set", f"data.name={CLICKS}"],
     "daily": ["--set", f"data.name={CLICKS}"],
@@ -137,7 +136,7 @@ def test_a_plan_takes_as_much_longer_as_its_options_are_larger():
 
 
 def test_a_dry_run_writes_nothing(tmp_path, command):
-    words = ["staleness-sweep", "--dry-run", "--out", "sweep"]
+    words = ["sweep", "staleness.toml", "--dry-run", "--out", "sweep"]
     typed = ["--set", "data.name=synthetic", "rows.optimizer.lr=0.05,0.1"]
     _, told, complained = command("experiments", *words, *typed)
     assert "70 points" in told, told + complained

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from experiments import search as rules
+from experiments.lateness.data import cut_by, tables_apart
 from experiments.lateness.parts import PARTS, RateSearch, gap_of
 from experiments.lateness.runs import (
     FIRST_DRAW,
@@ -302,7 +303,7 @@ def test_a_fresh_field_is_one_of_a_schema_in_which_each_has_a_table_of_its_own(t
         "split = { test_fraction = 0.2 }\n"
     )
     own = StreamData(str(tmp_path / "mine.toml"), "digest", 24)
-    apart = lateness.tables_apart(own, lateness.Options(out=tmp_path / "out"))
+    apart = tables_apart(own, lateness.Options(out=tmp_path / "out"))
     one, other = (open_source(data.name) for data in (own, apart))
     assert [(f.name, f.table) for f in other.layout.fields] == [("user", "user"), ("item", "item")]
     pairs = zip(one.chunks("train"), other.chunks("train"), strict=True)
@@ -342,9 +343,7 @@ def test_a_stream_cut_another_way_has_all_rows_and_judges_the_last_ones(tmp_path
     table = pa.table({"user": user, "clock": clock, "label": draw.integers(0, 2, 100)})
     pq.write_table(table, tmp_path / "all.parquet")
     keys = {"group": "user", "labels": ["label"], "columns": ["user"]}
-    schema, train_rows = lateness.cut_by(
-        tmp_path / "all.parquet", keys, split, "clock", tmp_path / "cut"
-    )
+    schema, train_rows = cut_by(tmp_path / "all.parquet", keys, split, "clock", tmp_path / "cut")
     cut = pq.read_table(schema.parent / "data.parquet").to_pandas()
     trains, judges = cut[:train_rows], cut[train_rows:]
     assert sorted(cut["clock"]) == list(range(100)) and len(judges) == judging

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from experiments.lateness import logs as log_facts
 from experiments.lateness.delays import delays, smooth
+from experiments.lateness.forest import pooled
 from experiments.lateness.hypotheses import (
     Hypothesis,
     below,
@@ -41,7 +42,6 @@ from experiments.lateness.table import (
     StreamSetting,
     delay_lines,
     gap_lines,
-    pooled,
 )
 from experiments.paper.record import STORED
 from experiments.statistics import Interval

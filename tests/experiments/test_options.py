@@ -24,7 +24,6 @@ from persia_sim.base.schema import Within
 EVERY = [*STUDIES, *BENCHES]
 REFUSED = {
     "demo": ["seeds 0", "jobs 0", "windows 1", "set foo=1", "set model.lr=0"],
-    "staleness-sweep": ["seeds 0"],
     "tune": ["seeds 0"],
     "models": ["seeds 0"],
     "treatments": ["seeds 0"],
@@ -158,13 +157,13 @@ def test_a_study_writes_into_a_folder_of_its_name_unless_told(tmp_path):
     [
         (["sharded-map", "--batch", "100"],
          "--batch is 100: must be a multiple of the 64 GPUs; use 64"),
-        (["staleness-sweep", "--set", "rows.optimizer.kind=adam",
+        (["sweep", "staleness.toml", "--set", "rows.optimizer.kind=adam",
           "rows.optimizer.initial_accumulator=0.1"],
          "rows.optimizer.initial_accumulator"),
-        (["staleness-sweep", "--set", "sync.ahead=3"], "no line takes it"),
-        (["staleness-sweep", "--set", f"model.lr={','.join(map(str, range(1, 1001)))}"],
+        (["sweep", "staleness.toml", "--set", "sync.ahead=3"], "no line takes it"),
+        (["sweep", "staleness.toml", "--set", f"model.lr={','.join(map(str, range(1, 1001)))}"],
          "combinations of base must be <= 1,000, got 3000"),
-        (["staleness-sweep", "--set", f"model.lr={','.join(map(str, range(1, 201)))}",
+        (["sweep", "staleness.toml", "--set", f"model.lr={','.join(map(str, range(1, 201)))}",
           "--seeds", "100"], "the number of points must be <= 100,000, got 140000"),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else "",

@@ -237,18 +237,12 @@ def test_gaps_of_a_made_up_curve_are_those_by_hand(made_up: PublishedGap):
     assert made_up.error_at_end == pytest.approx(0.0006)
 
 
-def test_neither_the_start_nor_a_roughly_read_point_is_the_largest_gap(made_up: PublishedGap):
-    """Steps 0 and 100 are 10 and 20 thousandths below."""
-    assert made_up.largest == pytest.approx(-0.008) and made_up.largest_at_step == 200
-
-
 def test_points_that_one_curve_lacks_are_left_out_and_a_short_sync_tells_no_end(tmp_path):
     rows = lines("sync", SYNC[:4]) + lines("async", HYBRID)
     curves = published_curves(write_table(tmp_path / "curves.csv", rows))
     short = gap_to_sync(curves, "avazu-ad", "XDL", "async")
     assert short.points.step.tolist() == list(READ_AT[:4])
     assert math.isnan(short.at_end)
-    assert short.largest == pytest.approx(-0.008)
 
 
 def test_a_curve_that_is_not_published_is_named_with_those_that_are():

@@ -275,7 +275,7 @@ def test_code_that_may_have_come_with_a_run_is_not_run_unless_somebody_says_so(
     for folder in (run, runs / "export"):
         with pytest.raises(ValueError, match=r"add --trust \(in Python: trust=True\)"):
             open_model(folder)
-    sweep = ["staleness-sweep", "--config", str(runs / "options.toml"), "--dry-run"]
+    sweep = ["sweep", "staleness.toml", "--config", str(runs / "options.toml"), "--dry-run"]
     sweep += ["--set", "data.name=synthetic"]
     assert experiments(sweep) == 2
     assert f"to run it type --set model.name={name}" in capsys.readouterr().err
