@@ -198,7 +198,7 @@ PIECES = tuple(study for study in STUDIES.values() if study.title)
 """Studies that `paper` runs."""
 
 BENCHES = _by_name(
-    Study("bench-engines", "latency, transport, processes, memory; their goals", 9),
+    Study("bench-engines", "modes over a slow wire; transport and lookups; their goals", 9),
     Study("bench-embedding", "the store's kernels against numpy, torch and a dict", 5),
     Study("bench-sweep", "core-seconds of a sweep's point against plain torch", 15),
     Study("validate", "runs of this host against their predictions, with bands", 15),

@@ -1,5 +1,5 @@
 """Questions of bench-engines about rows: what their transport to server processes takes of a step
-and of a lookup, and whether a long run takes more memory than they do.
+and of a lookup.
 
 ``options`` are those of bench-engines.
 """
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from experiments.benching.wide import concurrent_samples_per_s, wide_workload
 from experiments.benching.windows import Summary, Window, ratio_of, summarize, verdict
 from experiments.statistics import Ratio
-from experiments.tables import aligned, table, write_csv
+from experiments.tables import aligned
 from experiments.validating.link import HEADER_EFFICIENCY, Apart
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
@@ -60,10 +59,9 @@ def transport_config(options: Any, tower: str, mode: Mode, where: str, **apart: 
     """A run of one window, with servers as ``processes`` (``apart``: where those of another host
     are) or in the ``threads`` of the ranks."""
     kind = "servers" if where == "processes" else "shards"
-    (ranks,) = options.ranks
-    (servers,) = options.servers
-    engine = {"threads": options.threads, kind: servers} | (apart if kind == "servers" else {})
-    config = config_of(options, SyncConfig(mode=mode, ranks=ranks), **engine)
+    elsewhere = apart if kind == "servers" else {}
+    engine = {"threads": options.threads, kind: options.servers} | elsewhere
+    config = config_of(options, SyncConfig(mode=mode, ranks=options.ranks), **engine)
     return replace(
         config,
         rows=replace(config.rows, optimizer=RowOptimizer(lr=SLOW_LR)),
@@ -192,76 +190,3 @@ def beside_its_bytes(held: float, gbit_per_s: float, here: Summary, there: Summa
         word = f"not decided (would be {word})"
     ms = [f"{1e3 * s:.2f}" for s in (here.median, there.median, between_s, law_s)]
     return [*ms, f"{between_s / law_s:.2f}", word]
-
-
-MEMORY_GOAL_BYTES = 1 << 30
-"""Goal of the memory beside the rows."""
-READINGS = 100
-_GIB = 1 << 30
-
-
-def status_bytes(name: str) -> int:
-    """A size that Linux reports of this process: RssAnon is resident memory that is in no file."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(f"{name} of /proc/self/status is not there; this is measured on Linux only")
-
-
-def memory(options: Any) -> None:
-    """One run of many small steps: its memory at the start, in the middle and at the end."""
-    from tqdm import tqdm
-
-    from runtime.data.open import open_source
-    from runtime.engines.open import assemble_for
-    from runtime.run.training import Training
-
-    # Hybrid on a stream that lasts for all steps.
-    steps = options.window_steps
-    samples = steps * options.batch
-    (ranks,) = options.ranks
-    (shards,) = options.servers
-    (tau,) = options.windows
-    config = TrainConfig(
-        sync=SyncConfig(mode=Mode.HYBRID, tau=tau, ranks=ranks),
-        batch=options.batch,
-        steps=steps,
-        engine=EngineConfig(executor=options.executor, shards=shards),
-        data=DataConfig(name="synthetic", rows=samples),
-        model=ModelConfig(hidden=(8,)),
-    )
-    parts = assemble_for(config, open_source("synthetic", rows=samples))
-    training = Training(parts, {})
-
-    # Read the memory a hundred times on the way.
-    readings: list[dict[str, float]] = []
-    every = max(1, steps // READINGS)
-    with tqdm(total=steps, unit=" steps", disable=None) as bar:
-
-        def note(count: int) -> None:
-            bar.update()
-            done = parts.meter.updates
-            if done % every == 0:
-                rows = parts.store.resident_bytes
-                readings.append(
-                    {"steps": done, "rows_bytes": rows, "all_bytes": status_bytes("RssAnon")}
-                )
-
-        training.begin(lambda *_: None, note)
-        training.engine.run()
-
-    # The table and the goal.
-    trace = parts.recorder.finish()
-    path = write_csv(options.out / "bench_memory.csv", readings)
-    columns = {
-        "steps": "{steps:,.0f}",
-        "rows [GiB]": lambda r: f"{r['rows_bytes'] / _GIB:.3f}",
-        "beside them [GiB]": lambda r: f"{(r['all_bytes'] - r['rows_bytes']) / _GIB:.3f}",
-    }
-    print(table([readings[0], readings[len(readings) // 2], readings[-1]], columns))
-    beside = max(r["all_bytes"] - r["rows_bytes"] for r in readings)
-    print(
-        f"{len(trace):,} events in the trace; at most {beside / _GIB:.3f} GiB beside the rows; goal"
-        f" {MEMORY_GOAL_BYTES / _GIB:.3f}: {'met' if beside <= MEMORY_GOAL_BYTES else 'MISSED'}"
-    )
-    print(str(path))

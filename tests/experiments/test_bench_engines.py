@@ -8,20 +8,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from experiments.benching import questions, windows
-from experiments.benching.bench_engines import (
-    DEFAULTS,
-    LateCase,
-    Options,
-    ScalingCase,
-    late_cases,
-    late_table,
-    run,
-    scaling_command,
-)
+from experiments.benching import windows
+from experiments.benching.bench_engines import Options, run
 from experiments.benching.questions import (
     TOWERS,
     TRANSPORT_GOALS,
@@ -38,39 +28,6 @@ from tests.experiments.raw_runs import read_csv
 from tests.experiments.test_benching import Quiet, printed
 
 TINY = {"rows": 2_600, "batch": 64, "dim": 4, "threads": 1, "rounds": 3}
-
-
-L, C = 0.020, 0.006
-
-
-@pytest.mark.parametrize(
-    ("mode", "window", "lookahead", "step_s"),
-    [
-        (Mode.SYNC, 0, "reread", 0.046),  # 2 L + C
-        (Mode.LOOKAHEAD, 4, "reread", 0.046),
-        (Mode.LOOKAHEAD, 4, "forwarded", 0.0092),  # (2 L + C) / 5
-        (Mode.HYBRID, 1, "reread", 0.023),
-        (Mode.RAW_HYBRID, 4, "reread", 0.0092),
-        (Mode.HYBRID, 16, "reread", 0.006),  # C binds
-    ],
-)
-def test_law_15_by_hand(mode, window, lookahead, step_s):
-    assert LateCase("", mode, window, lookahead, L).predicted_s(C) == pytest.approx(step_s)
-
-
-def test_every_case_with_latency_has_its_own_mode_without_latency_as_c():
-    everything = late_cases((0.01, 0.02), (1, 4))
-    medians = {f"{c.name}, L {c.latency_s:g}": 0.001 * (k + 1) for k, c in enumerate(everything)}
-    lines = late_table(everything, medians)
-    assert len(everything) == 3 * (1 + 2 * 4)
-    assert len(lines) == 2 * (1 + 2 * 4)
-    sync = lines[0]  # C: 1 ms; measured: that of the tenth case
-    assert sync == ["sync", "10.00", "1.00", "10.00", "21.00", "0.48"]
-    ahead = next(line for line in lines if line[0] == "lookahead forwarded, ahead 4")
-    place = [c.name for c in everything].index("lookahead forwarded, ahead 4")
-    compute, measured = place + 1, place + 1 + 9
-    law = max(compute, (2 * 10 + compute) / 5)
-    assert ahead[2:] == [f"{x:.2f}" for x in (compute, measured, law, measured / law)]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +81,7 @@ def test_a_lookup_over_a_link_takes_its_bytes_over_the_rate_and_a_tenth_of_a_ms(
 
 
 def test_both_kinds_of_servers_have_the_same_work():
-    options = Options(servers=(3,)).of("transport")
+    options = Options(servers=3).of("transport")
     here, there = (
         transport_config(options, "small", Mode.HYBRID, where) for where in ("threads", "processes")
     )
@@ -170,38 +127,11 @@ def test_servers_behind_a_link_are_beside_those_of_this_process(tmp_path, monkey
     assert not [*Path("/sys/class/net").glob(f"persia{os.getpid()}*")]
 
 
-def test_engines_of_a_configuration_are_started_with_the_same_work():
-    options = Options(what=("scaling",), hidden=(8,)).of("scaling")
-    cases = [ScalingCase("hybrid", 2, 3, 0.01, engine) for engine in DEFAULTS["scaling"]["engines"]]
-    words = [" ".join(scaling_command(options, case, options.out)) for case in cases]
-    assert ["--ranks 2" in w for w in words] == [True, True, False]
-    assert ["--nproc-per-node 2" in w for w in words] == [False, False, True]
-    assert ["--shards 3" in w for w in words] == [True, False, False]
-    assert ["--servers 3" in w for w in words] == [False, True, True]
-    assert all("--mode hybrid" in w and "--latency-s 0.01" in w and "--steps 150" in w
-               for w in words)  # fmt: skip
-
-
-@pytest.mark.long
-@pytest.mark.multiproc
-def test_a_whole_run_is_timed_and_told_with_its_staleness(tmp_path, monkeypatch):
-    monkeypatch.setattr(windows, "ForeignLoad", Quiet)
-    told = printed(monkeypatch)
-    run(Options(what=("scaling",), engines=("threads",), modes=("sync",), ranks=(1,), servers=(1,),
-                batch=32, dim=4, hidden=(8,), window_steps=20, rounds=1, out=tmp_path))  # fmt: skip
-    (row,) = read_csv(tmp_path / "bench_scaling.csv")
-    assert row["name"] == "sync, 1 ranks, 1 servers: threads"
-    line = told[0].splitlines()[-1]
-    assert line.split()[-2:] == [f"{float(row['value']):,.0f}", "0.00"]
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"what": ("latency",), "servers": (2,)}, "servers is only used by --what transport, look"),
-        ({"what": ("latency",), "modes": ("sync",)}, "modes is only used by --what scaling"),
-        ({"what": ("transport",), "ranks": (1, 2)}, r"ranks must be one number .* got \[1, 2\]"),
-        ({"what": ("transport",), "batch": 1, "ranks": (2,)}, "batch 1 gives 2 ranks less than a"),
+        ({"what": ("wire",), "servers": 2}, "servers is only used by --what transport, look"),
+        ({"what": ("transport",), "batch": 1, "ranks": 2}, "batch 1 gives 2 ranks less than a"),
         ({"what": ()}, "what must hold one value or more"),
     ],
 )
@@ -211,31 +141,8 @@ def test_what_no_question_would_read_is_refused(given, said):
 
 
 def test_each_question_takes_what_is_its_own():
-    asked = Options(what=("latency", "transport"), batch=64, servers=(2,), rounds=3)
-    latency, transport = (asked.of(what) for what in asked.what)
-    assert (latency.servers, transport.servers) == (None, (2,))
-    assert (latency.rounds, latency.batch, latency.window_steps) == (3, 64, 60)
+    asked = Options(what=("wire", "transport"), batch=64, servers=2, rounds=3)
+    wire, transport = (asked.of(what) for what in asked.what)
+    assert (wire.servers, transport.servers) == (None, 2)
+    assert (wire.rounds, wire.batch, wire.window_steps) == (3, 64, 60)
     assert (transport.rounds, transport.batch, transport.window_steps) == (3, 64, 15)
-
-
-def test_memory_reads_rows_and_what_lies_beside_them(tmp_path, monkeypatch):
-    sizes = iter([3 << 30, 5 << 30] + [4 << 30] * 200)
-    monkeypatch.setattr(questions, "status_bytes", lambda _: next(sizes))
-    told = printed(monkeypatch)
-    tiny = {"window_steps": 50, "ranks": (2,), "servers": (2,), "batch": 64}
-    run(Options(what=("memory",), out=tmp_path, **tiny))
-    rows = read_csv(tmp_path / "bench_memory.csv")
-    assert [int(r["steps"]) for r in rows] == list(range(1, 51))
-    held = [float(r["rows_bytes"]) for r in rows]
-    assert 0 < held[0] <= held[-1]
-    words = "\n".join(told)
-    beside = max(float(r["all_bytes"]) - float(r["rows_bytes"]) for r in rows) / 2**30
-    assert 4.9 < beside <= 5
-    assert f"{50 * 7} events in the trace; at most {beside:.3f} GiB beside the rows" in words
-    assert "MISSED" in words
-
-
-def test_the_memory_of_this_process_is_read():
-    before = questions.status_bytes("RssAnon")
-    held = np.ones(8 << 20)
-    assert held.nbytes // 2 < questions.status_bytes("RssAnon") - before < 2 * held.nbytes

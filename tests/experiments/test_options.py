@@ -45,8 +45,8 @@ REFUSED = {
         f"{name} /no/such.csv" for name in ("rows", "workloads", "systems", "tables", "known")
     ],
     "paper": ["only abc", "size abc"],
-    "bench-engines": ["window-steps 8", "windows", "rows 25", "what", "latency-s 0", "ranks",
-                      "around-s 0", "executor abc"],
+    "bench-engines": ["window-steps 2", "rows 25", "what", "what latency", "ranks 0",
+                      "around-s 0"],
     "bench-embedding": ["rows 25", "threads 0", "what abc"],
     "bench-sweep": ["ranks"],
     "validate": ["steps 29", "ranks 3"],
