@@ -50,11 +50,6 @@ class Options(Parallel):
     """Lines: modes with Persia's costs, and rivals; sync is the reference of the gaps."""
     tau: Tau = DEFAULT_TAU
     """Bound of the modes that read late rows (XDL async 0, PaddlePaddle 4)."""
-    match: Literal["update", "global"] = "update"
-    """What a push of async and xdl_async is: a dense update of as many samples as one of sync
-    (update: as if a rank summed 8 of its batches), or of an eighth of that (global: 8 times as
-    many updates, which alone changes what is learned). async_averaging is always global: each of
-    its replicas, which are averaged, makes as many updates as sync."""
     samples: Annotated[int, Within(BATCH * RANKS, MOST)] = 163_840
     """Training samples of a run; less than one pass over KuaiRand's training part."""
     seeds: PairedSeeds = 5
@@ -170,9 +165,11 @@ def _points(data_set: str, name: str, data: DataConfig, options: Options) -> lis
     if contender.mode.reads_fresh_rows:
         return replayed(label, sync, BATCH, data, None, options)
 
-    # With match=update a push is RANKS of a rank's batches, and a rank makes so many fewer.
-    match = "global" if contender.mode.averages_replicas else options.match
-    times = 1 if barrier or match == "global" else RANKS
+    # A push of async is a dense update of as many samples as one of sync, as if a rank summed so
+    # many of its batches; a replica that is averaged makes as many updates as sync.
+    averages = contender.mode.averages_replicas
+    match: Literal["update", "global"] = "global" if averages else "update"
+    times = 1 if barrier or averages else RANKS
 
     # The cluster's order, with the small batches of the training in place of its own.
     cluster_run = scenario(

@@ -53,7 +53,7 @@ REFUSED = {
     "bench-peers": ["workloads w", "window-steps 2", "rows 25", "precision tf32", "systems abc"],
 }  # fmt: skip
 """What hangs together with other options, and the bounds that a study would be wrong beyond."""
-UNBOUNDED = {"snapshots", "train_ranks", "samples", "steps"}
+UNBOUNDED = {"snapshots", "steps"}
 """Numbers of a study's `check`."""
 
 

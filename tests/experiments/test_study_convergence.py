@@ -79,16 +79,6 @@ def test_every_line_trains_the_same_samples_in_as_many_updates_of_one_size(ran):
     assert trace.meta["simulated_batch_per_rank"] == 8 * 512, "a rank sums 8 of its batches"
 
 
-def test_with_match_global_a_rank_pushes_its_own_batch_and_there_are_more_updates(tmp_path):
-    chosen = options(tmp_path, match="global")
-    data = convergence._data("taobao-ad", chosen)
-    (point, _) = convergence._points("taobao-ad", "xdl_async", data, chosen)
-    trace = Trace.load(point.config.engine.trace)
-    assert len(trace.of_kind(Kind.DENSE_PUSH)) == 8 * STEPS
-    assert trace.meta["batch_per_rank"] == 16 and trace.meta["simulated_batch_per_rank"] == 512
-    assert point.config.sync.match == "global" and point.config.sync.tau == 0
-
-
 def test_a_replica_that_is_averaged_makes_as_many_updates_as_sync(tmp_path):
     chosen = options(tmp_path)
     data = convergence._data("taobao-ad", chosen)
