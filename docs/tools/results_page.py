@@ -67,7 +67,6 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
         "demo": studies.demo_table,
         "treatments": studies.treatments_table,
         "presets": studies.presets_table,
-        "time to auc": studies.time_to_auc_table,
     },
     BENCHMARKS: {
         "roofline": speed.roofline_table,

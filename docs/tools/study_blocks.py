@@ -1,4 +1,4 @@
-"""Tables of the studies that train at the rates of the demo, or in the order of a cluster."""
+"""Tables of the studies that train at the rates of the demo."""
 
 from __future__ import annotations
 
@@ -70,23 +70,3 @@ def presets_table() -> str:
             late = [row["rows_late"], row["dense_late"]]
             lines.append([_PRESETS[row["line"]], *late, number(row, "gap")])
     return markdown(["as run by", "rows late", "dense weights late", "gap to sync [1e-3]"], lines)
-
-
-def time_to_auc_table() -> str:
-    """Simulated seconds and dollars until a share of what sync learns, in each mode."""
-    lines = []
-    for row in read_rows(STORED / "time_to_auc_targets.csv"):
-        if row["target_share"] == "0.9":
-            continue
-        low, high = (float(row[f"ratio_to_sync_{end}_95"]) for end in ("low", "high"))
-        ratio = f"{float(row['ratio_to_sync']):.3f} [{low:.3f}, {high:.3f}]"
-        lines.append(
-            [
-                f"{100 * float(row['target_share']):.0f} %",
-                row["mode"],
-                f"{float(row['seconds']):.0f} ± {float(row['seconds_half_width_95']):.0f}",
-                "" if row["mode"] == "sync" else ratio,
-                f"{float(row['usd']):.0f}",
-            ]
-        )
-    return markdown(["share of the way", "mode", "s", "time over that of sync", "$"], lines)
