@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from persia_sim.base.files import lock_file
+from persia_sim.base.files import MOST_UNPACKED_BYTES, lock_file, read_regular
 from runtime.process import die_with_parent, enter_process, fork_server, unblock_interrupts
 
 
@@ -36,7 +36,7 @@ class ResultCache:
         self._lines: dict[str, dict[str, Any]] = {}  # by label: the row, and the commit it is of
         self._is_cut = False
         if path.is_file():
-            text = path.read_text(errors="replace")
+            text = read_regular(path, MOST_UNPACKED_BYTES).decode(errors="replace")
             self._is_cut = bool(text) and not text.endswith("\n")
             for line in text.splitlines():
                 # A damaged line is skipped: its point is computed again.
@@ -46,7 +46,7 @@ class ResultCache:
                         "row": entry["row"],
                         "commit": entry.get("commit"),
                     }
-                except (json.JSONDecodeError, KeyError, TypeError):
+                except (ValueError, KeyError, TypeError, RecursionError):
                     continue
 
     def __contains__(self, label: str) -> bool:

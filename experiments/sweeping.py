@@ -18,7 +18,12 @@ from typing import Any, TypeVar
 from experiments.gaps import Run, finished
 from experiments.points import Point, expected_samples
 from experiments.result_cache import say_older, settle_in, sole_writer, surroundings
-from persia_sim.base.files import read_document
+from persia_sim.base.files import (
+    MOST_DOCUMENT_BYTES,
+    atomic_write,
+    read_document,
+    read_regular,
+)
 from persia_sim.base.rules import counted
 from runtime.config import TrainConfig
 from runtime.process import fork_server
@@ -273,8 +278,17 @@ def _why(folder: Path, code: int) -> str:
         return "the disk is full: free some space and run again"
     if code < 0:
         return f"its process was killed ({signal.Signals(-code).name})"
-    failed = folder / FAILED
-    return failed.read_text().strip() if failed.is_file() else f"exit code {code}"
+    return words_of_failure(folder) or f"exit code {code}"
+
+
+def words_of_failure(folder: Path) -> str | None:
+    """What a failed point has written down; None of any other. Raises OSError or ValueError for
+    what no point writes there."""
+    try:
+        content = read_regular(folder / FAILED, MOST_DOCUMENT_BYTES)
+    except FileNotFoundError:
+        return None
+    return content.decode(errors="replace").strip()
 
 
 def _work(
@@ -302,7 +316,10 @@ def _work(
         # The sweep reads the sentence from the folder; a defect leaves its traceback beside it.
         if getattr(error, "errno", None) == DISK_FULL_EXIT:
             sys.exit(DISK_FULL_EXIT)
-        (folder / FAILED).write_text(f"{error}\n")
+        texts = {FAILED: f"{error}\n"}
         if not isinstance(error, ValueError | OSError):
-            (folder / "traceback.txt").write_text(traceback.format_exc())
+            texts["traceback.txt"] = traceback.format_exc()
+        for name, text in texts.items():
+            with atomic_write(folder / name) as file:  # a link in its place is not followed
+                file.write(text.encode())
         sys.exit(1)

@@ -18,7 +18,7 @@ from persia_sim.base.files import (
     interrupts_held,
     usual_streams,
 )
-from persia_sim.base.rules import printable, require
+from persia_sim.base.rules import left_out, printable, require
 from persia_sim.base.vocabulary import with_unbounded
 from persia_sim.cli import Options, run
 
@@ -47,6 +47,11 @@ def main() -> int:
         os._exit(0)  # and nothing is left to be flushed
     except ValueError as error:
         print(f"error: {printable(error, keep=chr(10))}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (reason := left_out(error)) is None:
+            raise
+        print(f"error: {reason}", file=sys.stderr)
         return 2
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -19,7 +19,7 @@ from persia_sim.base.files import (
     flush_output,
     usual_streams,
 )
-from persia_sim.base.rules import printable
+from persia_sim.base.rules import left_out, printable
 from runtime.process import enter_process
 from runtime.stop import (
     BY_HAND,
@@ -123,7 +123,10 @@ def guarded(work: Callable[[], None]) -> int:
         _tell(f"{where}{error.strerror or error}{hint}", comes_second=comes_second)
         return UNFINISHED if isinstance(error, Unfinished | StoreError) else 2
     except Exception as error:
-        # Anything else is a mistake of ours: with its traceback.
+        # Anything else is a mistake of ours, with its traceback; but for a part that was left out.
+        if isinstance(error, ModuleNotFoundError) and (reason := left_out(error)):
+            _tell(reason)
+            return 2
         tell_torchrun(f"{type(error).__name__}: {error}")
         raise
     return 0

@@ -87,7 +87,8 @@ def _keeps_its_rows(folder: Path) -> bool:
         document = read_document(folder / "config.json")
     except (OSError, ValueError):
         return False
-    return isinstance(document, dict) and not dict(document.get("engine", {})).get("servers", 1)
+    engine = document.get("engine") if isinstance(document, dict) else None
+    return isinstance(engine, dict) and not engine.get("servers", 1)
 
 
 def _write(file: Path, wish: Wish) -> None:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from persia_sim.base.files import parsed
+from persia_sim.base.rules import printable
 from persia_sim.base.schema import Count, parse
 from runtime.object_store import Store, give_up_stores
 from runtime.stop import StoreError
@@ -64,7 +65,7 @@ class Claim:
         return False
 
     def __str__(self) -> str:
-        return f"process {self.process} on {self.host}"
+        return f"process {self.process} on {printable(self.host)}"
 
 
 def _boot() -> str:

@@ -39,15 +39,20 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def said_by(core: Path, *words: str) -> str:
-    """What a module's command prints where only the core is; it fails with what went wrong."""
-    done = subprocess.run(
+def done_by(core: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """A module's command where only the core is; ``more``: variables of its environment."""
+    return subprocess.run(
         [sys.executable, "-m", *words],
         cwd=core,
-        env={**os.environ, "PYTHONPATH": str(core), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(core), "OMP_NUM_THREADS": "1", **more},
         capture_output=True,
         text=True,
     )
+
+
+def said_by(core: Path, *words: str) -> str:
+    """What a module's command prints where only the core is; it fails with what went wrong."""
+    done = done_by(core, *words)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -65,6 +70,32 @@ def test_a_plain_scenario_is_simulated_without_the_annexes(core):
 
 def test_a_study_runs_without_the_annexes(core):
     said_by(core, "experiments", "demo", "--dry-run")
+
+
+TRAIN = "runtime train --data.name synthetic --steps 2 --test-rows 50 --executor concurrent"
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    ("words", "variables", "lacks"),
+    [
+        (f"{TRAIN} --servers 2", {}, "runtime.engines.row_processes"),
+        (f"{TRAIN} --servers 2 --workers 1", {}, "runtime.engines.row_processes"),
+        (f"{TRAIN} --loaders 1", {}, "runtime.engines.loading"),
+        (TRAIN, {"WORLD_SIZE": "2", "RANK": "0"}, "runtime.torchrun"),
+        (f"{TRAIN} --ray", {}, "runtime.cluster"),
+        ("runtime serve", {}, "runtime.engines.launch"),
+        ("runtime resize nowhere --servers 2", {}, "runtime.resize"),
+        ("persia_sim size --samples-per-s 1e5", {}, "persia_sim.cli.size"),
+        ("persia_sim sharded", {}, "persia_sim.cli.sharded"),
+    ],
+    ids=["servers", "workers", "loaders", "torchrun", "ray", "serve", "resize", "size", "sharded"],
+)
+def test_what_was_left_out_is_named_in_a_sentence(words, variables, lacks, core):
+    done = done_by(core, *words.split(), **variables)
+    told = [line for line in done.stderr.splitlines() if line != "loading torch"]
+    assert done.returncode == 2 and told[-1].startswith(f"error: this needs {lacks}"), done.stderr
+    assert "Traceback" not in done.stderr and "install all of it" in told[-1]
 
 
 @pytest.mark.long

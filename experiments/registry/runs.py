@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from experiments.sweeping import FAILED
+from experiments.sweeping import FAILED, words_of_failure
 from experiments.tables import aligned
 from persia_sim.base.command_line import option_values
-from persia_sim.base.files import read_document, read_regular
+from persia_sim.base.files import read_document
 from persia_sim.base.rules import counted
 from persia_sim.base.vocabulary import Mode
 from runtime.config import read_config
@@ -148,8 +148,12 @@ def _state(folder: Path, documents: Mapping[str, Any], wrong: list[str]) -> tupl
         if CONFIG in documents:
             return "done", ""
         return "damaged", f"{folder} has a summary but no {CONFIG}"
-    if (folder / FAILED).is_file():
-        return "failed", read_regular(folder / FAILED).decode(errors="replace").strip()
+    try:
+        words = words_of_failure(folder)
+    except (OSError, ValueError) as error:
+        return "damaged", str(error)
+    if words is not None:
+        return "failed", words
     if (folder / ENDING).is_file():
         return "interrupted", ""
     return "unfinished", ""

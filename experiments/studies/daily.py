@@ -29,7 +29,7 @@ from runtime.checkpoint.whole import find_checkpoint
 from runtime.config import CheckpointConfig, TrainConfig
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
-from runtime.data.rows import number_of
+from runtime.data.rows import number_of, span_of
 from runtime.data.schema import Schema, document, read_schema
 from runtime.data.split import Split
 from runtime.data.table import file_of, main_files, open_table
@@ -170,7 +170,32 @@ def days_of(options: Options) -> tuple[Schema, list[Path]]:
         return replace(schema, joins=()), cut_into_days(schema, files[0], options)
     for file in files:
         file_of(schema, file, header=schema.header).check_columns(schema.judging_columns)
+    _refuse_other_order(schema, files)
     return schema, [file.resolve() for file in files]
+
+
+def _refuse_other_order(schema: Schema, files: Sequence[Path]) -> None:
+    """Raise DataError where a day begins before the one before it ends, by the column of times that
+    the split declares, where it declares one: it would be judged by what comes behind it."""
+    column = schema.split.column
+    threshold = schema.split.threshold
+    if column is None or threshold is None:
+        return
+    last: Any = None
+    for before, file in pairwise([None, *files]):
+        day = file_of(schema, file, header=schema.header)
+        if column not in day.column_names():  # it is in a joined table
+            return
+        columns = (rows.table.column(column) for rows in day.stream([column]))
+        spans = [span_of(one, threshold, schema.missing) for one in columns]
+        found = [span for span in spans if span is not None]
+        first = min((begin for begin, _ in found), default=None)
+        if None not in (first, last) and first < last:
+            raise DataError(
+                f"{file} begins at {first} in column {column}, before {before} ends at {last}: days"
+                " come in the order of their times; name the files in it with --days"
+            )
+        last = max((end for _, end in found), default=last)
 
 
 _WHOLE = Split(test_fraction=0.5)

@@ -236,7 +236,10 @@ def in_windows(lines: Sequence[Line], windows: int) -> tuple[Line, ...]:
             config = line.config
             _refuse_other_part(config)
             if repr(config.data) not in rows_of:
-                rows_of[repr(config.data)] = source_of(config).provenance().train_rows or 0
+                provenance = source_of(config).provenance()
+                if provenance.schema.get("split", {}).get("by_group"):
+                    raise Refused("windows", "are of rows in an order, and the split is by group")
+                rows_of[repr(config.data)] = provenance.train_rows or 0
             size = rows_of[repr(config.data)] // (2 * windows)
             end = rows_of[repr(config.data)] - (windows - window) * size
             data = replace(config.data, rows=end, validation_fraction=size / end)

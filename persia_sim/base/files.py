@@ -19,10 +19,10 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import date
-from io import BufferedReader, BufferedWriter, BytesIO, FileIO, TextIOWrapper
+from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 from persia_sim.base.rules import require
 
@@ -165,12 +165,12 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def read_regular(path: Path, most_bytes: int | None = None) -> bytes:
+def read_regular(path: Path, most_bytes: int) -> bytes:
     """The content of a regular file; raises as `open_regular`, and ValueError, before it is read,
     for a file that has more bytes than what it is to be."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if most_bytes is not None and size > most_bytes:
+        if size > most_bytes:
             raise ValueError(f"{path} has {size:,} bytes: it has at most {most_bytes:,}")
         return file.read()
 
@@ -204,15 +204,11 @@ _MOST_PACKED = 100
 """Times that numbers which a run has written are larger unpacked; zeros are a thousand times."""
 
 
-def refuse_bomb(path: Path, content: bytes | None = None) -> None:
-    """Raise ValueError for a zip archive that unpacks to gigabytes though it is small; whatever is
-    no archive is left to who reads it. ``content``: what was read of the file already."""
-    try:
-        with ZipFile(path if content is None else BytesIO(content)) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-    except BadZipFile:
-        return
-    times = unpacked / (path.stat().st_size if content is None else len(content))
+def refuse_bomb(path: Path, archive: ZipFile, size_bytes: int) -> None:
+    """Raise ValueError for a zip archive that unpacks to gigabytes though it is small; ``path`` is
+    its name, ``size_bytes`` are its own."""
+    unpacked = sum(entry.file_size for entry in archive.infolist())
+    times = unpacked / size_bytes
     if unpacked > MOST_UNPACKED_BYTES and times > _MOST_PACKED:
         raise ValueError(
             f"{path} unpacks to {unpacked:,} bytes, {times:.0f} times its own: no run writes such a"

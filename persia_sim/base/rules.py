@@ -130,6 +130,26 @@ class Refused(ValueError):
         return type(self), (self.field, self.rule)
 
 
+OURS = ("persia_sim", "runtime", "experiments", "paper_figs")
+"""The packages of this project."""
+
+
+def left_out(error: ModuleNotFoundError) -> str | None:
+    """What to say where a part of this project was left out of this copy of it, as annexes may be;
+    None where another module is not there.
+
+    >>> left_out(ModuleNotFoundError(name="runtime.cluster"))
+    'this needs runtime.cluster, which this copy of the project was made without: install all of it'
+    >>> left_out(ModuleNotFoundError(name="ray"))
+    """
+    if str(error.name).partition(".")[0] not in OURS:
+        return None
+    return (
+        f"this needs {error.name}, which this copy of the project was made without: install all of"
+        " it"
+    )
+
+
 def require(holds: bool, name: str, value: object, rule: str, remedy: str = "") -> None:
     """Raise `Refused`, a ValueError that names what is wrong, its value, the rule and what to do.
 

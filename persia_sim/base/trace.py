@@ -7,7 +7,6 @@ one shard stand in the order in which the shard's lock was held, rows of one ran
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -18,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Self, cast
-from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, is_zipfile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, is_zipfile
 
 import numpy as np
 
-from persia_sim.base.files import atomic_write, open_regular, refuse_bomb
+from persia_sim.base.archive import is_archive_of, read_archive
+from persia_sim.base.files import atomic_write, parsed
 from persia_sim.base.vocabulary import ALL, OF_FRESH, Event, Kind, Mode
 
 __all__ = ["ALL", "SIMULATED_BATCH", "Event", "Kind", "Trace", "TraceRecorder"]
@@ -154,11 +154,7 @@ class Trace:
     @staticmethod
     def is_stored_in(path: Path) -> bool:
         """Whether a regular file is an archive with the names of `save`."""
-        try:
-            with open_regular(path) as file, ZipFile(file) as archive:
-                return {*archive.namelist()} == {f"{name}.npy" for name in (*Event._fields, "meta")}
-        except (BadZipFile, OSError):
-            return False
+        return is_archive_of(path, _NAMES)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -167,31 +163,17 @@ class Trace:
         Raises ValueError with the name of a file that is no trace, with the first row that no run
         could have written, and for one that was changed since it was written.
         """
-        # Only an archive is opened, and only one that does not unpack beyond bounds.
+        # Only an archive is opened.
         if not path.exists():
             raise ValueError(f"trace {path} does not exist; correct the path")
-        remedy = "name the trace.npz of a run, or what `persia-sim --write-trace` wrote"
         if not path.is_file() or not is_zipfile(path):
             kind = "a file, but no .npz archive" if path.is_file() else "no file"
-            raise ValueError(f"{path} is not a trace of this testbed: it is {kind}; {remedy}")
-        refuse_bomb(path)
+            raise ValueError(f"{path} is not a trace of this testbed: it is {kind}; {_REMEDY}")
 
         # What is in it, or why it cannot be read.
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                columns = [arrays[name] for name in Event._fields]
-                meta = json.loads(str(arrays["meta"]))
-        except KeyError as error:
-            lacks = f"it lacks {error.args[0].split()[0]}"
-            raise ValueError(f"{path} is not a trace of this testbed: {lacks}; {remedy}") from error
-        except OSError as error:
-            # Of the system; what numpy says has no number, and an archive may name a place before
-            # its beginning.
-            if error.errno not in (None, errno.EINVAL):
-                raise
-            raise ValueError(f"trace {path} is damaged; record it again, or {remedy}") from error
-        except Exception as error:  # bytes that are no archive, no arrays, no JSON: all alike
-            raise ValueError(f"trace {path} is damaged; record it again, or {remedy}") from error
+        arrays = read_archive(path, _NAMES, f"record it again, or {_REMEDY}")
+        columns = [arrays[name] for name in Event._fields]
+        meta = parsed(str(arrays["meta"]).encode(), f"{path} is damaged; record it again: meta")
 
         # Nothing that no run could have written is taken, nor what was changed since.
         refuse_impossible(columns, meta, str(path))
@@ -205,6 +187,9 @@ class Trace:
         return trace
 
 
+_NAMES = (*Event._fields, "meta")
+"""The arrays of a file."""
+_REMEDY = "name the trace.npz of a run, or what `persia-sim --write-trace` wrote"
 _SEAL = "sha256"
 """Name of the checksum of all else in a file; no fact of the run."""
 _BLOCK_EVENTS = 8192

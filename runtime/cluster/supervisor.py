@@ -26,14 +26,13 @@ import ray
 import torch.distributed as dist
 from tqdm import tqdm
 
-from persia_sim.base.files import read_document
 from runtime.checkpoint.places import complete_checkpoints, fetched
 from runtime.cluster.actors import RankActor, RankExit, ServerActor, actor_at
 from runtime.cluster.room import Placement, ResourcePlan, Room, connected, reserved
 from runtime.engines.wire.messages import SECRET_BYTES
 from runtime.object_store import store_behind, working_folder
 from runtime.resize import WISH, Pause, taken
-from runtime.run.folder import ENDING, fresh_folder
+from runtime.run.folder import fresh_folder, read_ending
 from runtime.run.saver import is_finished
 from runtime.stop import (
     MOST_RESTARTS,
@@ -213,10 +212,8 @@ class Supervised:
 
     def _interruption(self) -> str:
         """How to go on, as rank 0 has written it down."""
-        try:
-            return str(read_document(self._folder() / ENDING)["told"])
-        except (OSError, ValueError, KeyError):
-            return f"interrupted by {signal.Signals(self._signals[0]).name}"
+        ended = read_ending(self._folder())
+        return ended.told if ended else f"interrupted by {signal.Signals(self._signals[0]).name}"
 
     def _train_once(self) -> list[RankExit]:
         """Start as many ranks as there is room for, and wait until all have ended."""

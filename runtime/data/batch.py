@@ -96,6 +96,27 @@ class Batch:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", len(self.labels))
 
+    def refuse_unlike(self, layout: Layout) -> None:
+        """Raise ValueError unless these can be samples of the layout, by types and shapes of the
+        arrays; what somebody else has written is not read before."""
+        columns = len(layout.tasks) + layout.weighted
+        bags = self.size * len(layout.fields)
+        expected = {
+            "dense": (np.float32, (self.size, len(layout.dense))),
+            "labels": (np.float32, (self.size, columns)),
+            "ids": (np.uint64, (bags if self.offsets is None else self.ids.size,)),
+            "offsets": (np.int64, (bags + 1,)),
+            "groups": (np.uint64, (self.size,)),
+        }
+        for name, array in self.named().items():
+            dtype, shape = expected[name]
+            if array.dtype != dtype or array.shape != shape:
+                raise ValueError(f"{name} is {array.dtype} {array.shape}, not {dtype} {shape}")
+        if self.offsets is not None:
+            ends = self.offsets[0], self.offsets[-1]
+            if ends != (0, len(self.ids)) or (np.diff(self.offsets) < 0).any():
+                raise ValueError(f"offsets do not rise from 0 to {len(self.ids)} ids")
+
     def rows(self, start: int, stop: int) -> Self:
         """Samples ``start`` to ``stop`` (not included)."""
         fields = self._fields()

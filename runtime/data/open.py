@@ -23,7 +23,7 @@ from pathlib import Path
 from shlex import quote
 
 from persia_sim.base.files import atomic_write, read_document
-from persia_sim.base.schema import nearest
+from persia_sim.base.schema import nearest, parse
 from runtime.data.batch import Batch, Layout
 from runtime.data.catalogue import CATALOGUE, downloads, find_folder
 from runtime.data.errors import DataError
@@ -33,7 +33,7 @@ from runtime.data.schema import document, read_schema
 from runtime.data.source import Part, Provenance, Source
 from runtime.data.synthetic import SyntheticSource, presets, recipe
 from runtime.data.table import main_files
-from runtime.files import BrokenFileError, read_arrays, write_arrays
+from runtime.files import BrokenFileError, read_arrays, read_sealed, write_arrays, write_sealed
 
 DEFAULT_TRAIN_ROWS = 12_000 * 256
 """Training samples of the synthetic stream: long enough for a trained model to come near the best
@@ -125,6 +125,7 @@ def _open_synthetic(name: str, rows: int | None) -> SyntheticSource:
 
 _DIGESTS = "part.json"
 _FACTS = "provenance.json"
+_FORMAT = "persia-testbed-part-1"
 _ABANDONED_S = 86_400
 """A half-written part of this age belongs to no living process."""
 MOST_CACHED_BYTES = 4 << 30
@@ -132,19 +133,29 @@ MOST_CACHED_BYTES = 4 << 30
 not kept: a data set of that size streams as fast as it is read."""
 
 
-def cached_chunks(folder: Path) -> Iterator[Batch]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPart:
+    """The files of a part, one a chunk, called by their numbers."""
+
+    format: str
+    digests: tuple[str, ...]
+
+
+def cached_chunks(folder: Path, layout: Layout) -> Iterator[Batch]:
     """The chunks of a kept part; BrokenFileError where there is none, or at the first that is
-    damaged or was removed meanwhile."""
-    try:
-        digests = read_document(folder / _DIGESTS)
-        with suppress(OSError):
-            os.utime(folder.parent)  # used just now
-        for number, digest in enumerate(digests):
-            arrays = read_arrays(folder / str(number), digest)[1]
-            offsets, groups = arrays.get("offsets"), arrays.get("groups")
-            yield Batch(arrays["ids"], offsets, arrays["dense"], arrays["labels"], groups)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BrokenFileError(f"{folder} is no kept part: {error}") from error
+    damaged, was removed meanwhile, or is of another layout."""
+    part = read_sealed(KeptPart, folder / _DIGESTS, _FORMAT, "list of a kept part")
+    with suppress(OSError):
+        os.utime(folder.parent)  # used just now
+    for number, digest in enumerate(part.digests):
+        file = folder / str(number)
+        arrays = {"offsets": None, **read_arrays(file, digest)[1]}
+        try:
+            batch = Batch(**arrays)
+            batch.refuse_unlike(layout)
+        except (ValueError, TypeError) as error:
+            raise BrokenFileError(f"{file} is no chunk of a part: {error}") from error
+        yield batch
 
 
 class PartWriter:
@@ -187,7 +198,8 @@ class PartWriter:
         if self._fresh is None or not self._digests:
             return False
         try:
-            (self._fresh / _DIGESTS).write_text(json.dumps(self._digests))
+            part = KeptPart(format=_FORMAT, digests=tuple(self._digests))
+            write_sealed(self._fresh / _DIGESTS, part)
             self._fresh.rename(self._target)
         except OSError:  # full, or another process was faster
             return False
@@ -221,7 +233,7 @@ class CachedSource:
         folder = self._folder
         given = 0
         try:
-            for chunk in cached_chunks(folder / part):
+            for chunk in cached_chunks(folder / part, self.layout):
                 yield chunk
                 given += chunk.size
             return
@@ -246,8 +258,8 @@ class CachedSource:
         """Name, checksum and split, known without reading the files again."""
         file = self._folder / _FACTS
         try:
-            result = Provenance(**read_document(file))
-        except (OSError, ValueError, TypeError):
+            result = parse(Provenance, read_document(file), str(file))
+        except (OSError, ValueError):
             result = self.parsed.provenance()
             if not self._is_unchanged():
                 return result

@@ -404,6 +404,17 @@ def at_least(
     return _numbers_reach(array, threshold)
 
 
+def span_of(
+    array: ArrowArray, threshold: Threshold, missing: Collection[str]
+) -> tuple[Any, Any] | None:
+    """The least and the largest of the values that compare with the threshold; None where none
+    does."""
+    texts, which = written(array, missing)
+    every = (_comparable(texts[k], threshold) for k in np.unique(which[which < len(texts)]))
+    values = [value for value in every if value is not None]
+    return (min(values), max(values)) if values else None
+
+
 def _numbers_reach(array: ArrowArray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow as pa
     import pyarrow.compute as pc

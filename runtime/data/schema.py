@@ -25,7 +25,7 @@ columns = [
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from itertools import chain
@@ -400,7 +400,7 @@ DECIDES_NOTHING = {
 """Keys of a schema that change no sample, and why."""
 
 
-def document(schema: Schema) -> Mapping[str, Any]:
+def document(schema: Schema) -> dict[str, Any]:
     """Every key that decides what the files mean, as plain JSON without those that are None; a key
     that is added to a schema is one of them.
 

@@ -41,7 +41,7 @@ class Provenance:
     """Checksum of the data's bytes (files), or of the generator's settings (synthetic)."""
     split: str
     """The split in words."""
-    schema: Mapping[str, Any] = field(default_factory=dict)
+    schema: dict[str, Any] = field(default_factory=dict)
     """Every key that decides what the bytes mean (`runtime.data.schema.document`); empty where
     the checksum says it all."""
     train_rows: int | None = None

@@ -33,14 +33,15 @@ class Split:
     """Seed by which the rows of ``test_fraction`` are drawn (numpy default_rng(seed).random() <
     fraction); None takes the last rows of the file. 0 to 2**63 - 1."""
     by_group: bool | None = None
-    """Whether ``test_fraction`` draws whole groups of the schema's ``group``, by a hash of group
-    and seed; a sample without one is drawn by itself."""
+    """Whether ``test_fraction`` and ``validation_fraction`` draw whole groups of the schema's
+    ``group``, by a hash of group and seed; a sample without one is drawn by itself."""
     test_file: str | None = None
     """A file, or a pattern, whose rows test; all rows of the schema's ``file`` train."""
     validation_file: str | None = None
     """A file, or a pattern, whose rows validate; beside ``test_file``."""
     validation_fraction: Annotated[float, Within(0, 1, without="most")] = 0.0
-    """Share of the training samples, the last of them, kept for validation; 0 to below 1."""
+    """Share of the training samples kept for validation; 0 to below 1. The last of them or, with
+    ``by_group``, some of the groups."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -126,7 +127,11 @@ class Split:
         else:
             words = f"test the last {self.test_fraction} of the rows"
         if self.validation_fraction:
-            words += f"; validation: the last {self.validation_fraction} of train"
+            share = f"{self.validation_fraction} of"
+            words += "; validation: "
+            words += (
+                f"{share} the groups that train" if self.by_group else f"the last {share} train"
+            )
         return words
 
 
@@ -174,11 +179,20 @@ class Placer:
         if self.split.validation_fraction:
             train = codes == CODES["train"]
             order = self._train_seen + np.cumsum(train)  # 1 for the first training sample
-            trained_rows = self.train_rows * (1 - self.split.validation_fraction)
-            codes[train & (order > round(trained_rows))] = CODES["validation"]
+            codes[train & self._validates(rows, order)] = CODES["validation"]
             codes[train & (order > self.train_rows)] = NOT_READ
             self._train_seen = int(order[-1])
         return codes
+
+    def _validates(self, rows: Rows, order: np.ndarray) -> np.ndarray:
+        """bool [B], whether each row would validate if it did not test."""
+        split = self.split
+        if not split.by_group:
+            return order > round(self.train_rows * (1 - split.validation_fraction))
+        assert split.test_fraction is not None  # the split's own check
+        share = (1 - split.test_fraction) * split.validation_fraction
+        result: np.ndarray = self._draws_of_groups(rows) < split.test_fraction + share
+        return result
 
     def _in_test(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """bool [B], whether each row tests; bool [B], whether its split column is unusable."""

@@ -28,7 +28,15 @@ from runtime.data.errors import (
     matching,
     no_rows,
 )
-from runtime.data.formats import VALUE, Format, atomic_columns, libsvm_batches, libsvm_seen
+from runtime.data.formats import (
+    VALUE,
+    Format,
+    atomic_columns,
+    libsvm_batches,
+    libsvm_seen,
+    parquet_batches,
+    parquet_file,
+)
 from runtime.data.rows import RecordBatch, Rows, key_texts
 from runtime.data.schema import Join, Schema, is_parquet
 from runtime.data.source import Part
@@ -69,7 +77,7 @@ class TableFile:
     def column_names(self) -> tuple[str, ...]:
         """Names of all columns of the file."""
         if is_parquet(self.path.name):
-            return tuple(self._open_parquet().schema_arrow.names)
+            return tuple(parquet_file(self.path).schema_arrow.names)
         if self.format == "recbole":
             return tuple(atomic_columns(self.path))
         if self.format is not None:
@@ -125,35 +133,18 @@ class TableFile:
     def count_rows(self) -> int:
         """Rows of the file; reads a text file once."""
         if is_parquet(self.path.name):
-            return int(self._open_parquet().metadata.num_rows)
+            return int(parquet_file(self.path).metadata.num_rows)
         last = 0
         for rows in self.stream(self.column_names()[:1]):
             last = int(rows.numbers[-1])
         return last
 
-    def _open_parquet(self) -> Any:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        check_not_empty(self.path)
-        try:
-            return pq.ParquetFile(self.path)
-        except (pa.ArrowException, OSError) as error:
-            raise broken_file(self.path, error) from error
-
     def _stream_parquet(self, names: Sequence[str]) -> Iterator[Rows]:
-        import pyarrow as pa
-
         first = 1
-        batches = self._open_parquet().iter_batches(ROWS_PER_BATCH, columns=list(names))
-        try:
-            for batch in batches:
-                if batch.num_rows:
-                    numbers = np.arange(first, first + batch.num_rows)
-                    first += batch.num_rows
-                    yield Rows(table=_without_views(batch), numbers=numbers, path=self.path)
-        except (pa.ArrowException, OSError) as error:
-            raise broken_file(self.path, error, f"after row {first - 1}") from error
+        for batch in parquet_batches(self.path, names, ROWS_PER_BATCH):
+            numbers = np.arange(first, first + batch.num_rows)
+            first += batch.num_rows
+            yield Rows(table=batch, numbers=numbers, path=self.path)
         if first == 1:
             raise no_rows(self.path)
 
@@ -301,16 +292,6 @@ def _warned_once() -> Iterator[None]:
 def _next(reader: Any) -> RecordBatch | None:
     with _warned_once():
         return next(reader, None)
-
-
-def _without_views(batch: RecordBatch) -> RecordBatch:
-    """Views of texts as texts: few of pyarrow's functions know them."""
-    import pyarrow as pa
-
-    for place, column in enumerate(batch.schema):
-        if str(column.type) == "string_view":
-            batch = batch.set_column(place, column.name, batch.column(place).cast(pa.string()))
-    return batch
 
 
 def _with_nulls(rows: Rows, names: Sequence[str]) -> Rows:

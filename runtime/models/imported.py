@@ -13,12 +13,14 @@ from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from persia_sim.base.files import MOST_DOCUMENT_BYTES, read_regular
+from persia_sim.base.rules import OURS
 from runtime.data.catalogue import downloads
 from runtime.data.schema import read_schema
 from runtime.object_store import url_of
 
 _PROJECT = Path(__file__).resolve().parents[2]
-_OURS = tuple(_PROJECT / name for name in ("persia_sim", "runtime", "experiments", "paper_figs"))
+_OURS = tuple(_PROJECT / name for name in OURS)
 _STANDARD = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
 _INSTALLED = ("site-packages", "dist-packages")
@@ -110,8 +112,8 @@ def _was_noted(code: str, files: Sequence[Path]) -> bool:
     places = "\n".join(sorted(map(str, files)))
     key = hashlib.sha256(f"{code}\n{places}".encode()).hexdigest()
     notes = downloads() / "code_that_runs.txt"
-    with suppress(OSError):
-        if notes.is_file() and key in notes.read_text().split():
+    with suppress(OSError, ValueError):
+        if notes.is_file() and key.encode() in read_regular(notes, MOST_DOCUMENT_BYTES).split():
             return True
         notes.parent.mkdir(parents=True, exist_ok=True)
         with notes.open("a") as file:
@@ -184,6 +186,15 @@ def is_pythons(module: str) -> bool:
         return name in sys.stdlib_module_names
     above = {*files[-1].resolve().parents}
     return bool(above & {*_STANDARD}) and not any(folder.name in _INSTALLED for folder in above)
+
+
+def taken_by_ours(module: str) -> Path | None:
+    """The user's own package, or module, that is called as a package of this project, so that
+    Python finds ours in its place; None where there is none."""
+    name = module.partition(".")[0]
+    places = (Path(entry).absolute() / one for entry in sys.path for one in (name, f"{name}.py"))
+    theirs = (place for place in places if place.exists() and place.resolve() not in _OURS)
+    return next(theirs, None) if name in OURS else None
 
 
 def _is_users(file: Path, roots: Sequence[Path]) -> bool:

@@ -23,7 +23,7 @@ from torch.nn.functional import linear, pad
 from torch.nn.parameter import is_lazy
 
 from runtime.data.batch import Batch
-from runtime.models.imported import is_pythons, refuse_code_in
+from runtime.models.imported import is_pythons, refuse_code_in, taken_by_ours
 from runtime.models.inputs import Embeddings, InputShape, by_field, flatten
 
 COLUMNS = 8
@@ -308,6 +308,11 @@ def _import(name: str) -> type[nn.Module]:
     try:
         result = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
+        if (taken := taken_by_ours(module)) is not None:
+            raise ValueError(
+                f"model {name!r}: {taken} is called as a package of this project, which is the one"
+                f" that {module} names: give yours another name"
+            ) from None
         imported_from = getattr(sys.modules.get(module), "__file__", None)
         raise ModelError(
             f"model {name!r} cannot be imported: {described_error(error)}; its folder must be the"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import numpy as np
 from torch import nn
 
-from persia_sim.base.trace import TraceRecorder
+from persia_sim.base.trace import Trace, TraceRecorder
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.files import files_of
@@ -288,7 +285,8 @@ def why_one_by_one(config: TrainConfig, model: nn.Module, tables: Iterable[Table
 
     # A replay does as the recorded run did, to give its bytes.
     if engine.executor == "replay" and engine.trace is not None:
-        return "" if _was_fused(engine.trace) else "the recorded run did so"
+        was_fused = Trace.load(engine.trace).meta.get(FUSED)
+        return "" if was_fused else "the recorded run did so"
 
     # Every reason for which a joint batch would compute something else than the ranks do (law 14).
     name = config.model.name
@@ -310,12 +308,3 @@ def why_one_by_one(config: TrainConfig, model: nn.Module, tables: Iterable[Table
         ),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _was_fused(trace: Path) -> bool:
-    """What the trace says; of a file that is none, whoever reads it whole says what is wrong."""
-    try:
-        with np.load(trace, allow_pickle=False) as arrays:
-            return bool(json.loads(str(arrays["meta"])).get(FUSED))
-    except Exception:
-        return False

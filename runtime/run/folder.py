@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import fcntl
-import io
 import json
 import math
 import os
@@ -24,14 +23,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from persia_sim.base.archive import read_archive
 from persia_sim.base.files import (
+    MOST_UNPACKED_BYTES,
     atomic_write,
     kind_of,
     lock_file,
     parsed,
     read_document,
     read_regular,
-    refuse_bomb,
     remove_abandoned,
 )
 from persia_sim.base.schema import Count, parse
@@ -227,13 +227,27 @@ def write_ending(folder: Path, status: int, by: str | None, told: str) -> None:
     write_json(folder / ENDING, {"status": status, "by": by, "told": told})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What `write_ending` has written down."""
+
+    status: int
+    by: str | None
+    told: str
+
+
+def read_ending(folder: Path) -> Ended | None:
+    """What stands in ending.json; None where no run has written one."""
+    try:
+        return parse(Ended, read_document(folder / ENDING), str(folder / ENDING))
+    except (OSError, ValueError):
+        return None
+
+
 def status_of(folder: Path) -> int | None:
     """The exit code that stands in ending.json; None where no run has written one."""
-    try:
-        status = read_document(folder / ENDING)["status"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return status if isinstance(status, int) else None
+    ended = read_ending(folder)
+    return None if ended is None else ended.status
 
 
 def plain(value: Any) -> Any:
@@ -363,26 +377,22 @@ class Predictions(NamedTuple):
 
 def read_predictions(folder: Path) -> Predictions | None:
     """The folder's predictions; None where the run has none, ValueError naming a damaged file."""
-    # Read it as bytes first: what numpy reads lazily could change meanwhile.
     file = folder / PREDICTIONS
+    needed = Predictions._fields[:2]
+    others = Predictions._fields[2:]
     try:
-        content = read_regular(file)
-        refuse_bomb(file, content)
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            groups = arrays.get("groups")
-            weights = arrays.get("weights")
-            result = Predictions(arrays["labels"], arrays["predictions"], groups, weights)
+        arrays = read_archive(file, needed, "train it again", others)
     except FileNotFoundError:
         return None
-    except Exception as error:  # numpy and zipfile have a dozen kinds for a damaged file
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{file} cannot be read: {reason}") from None
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
 
     # Arrays that do not belong together are a damaged file.
+    result = Predictions(**{"groups": None, **arrays})
     labels = result.labels
     predictions = result.predictions
     fits = labels.ndim == 2 and labels.shape == predictions.shape
-    fits = fits and all(a is None or a.shape == labels.shape[:1] for a in (groups, weights))
+    fits = fits and all(a is None or a.shape == labels.shape[:1] for a in result[2:])
     if not fits or labels.dtype.kind not in "iubf" or predictions.dtype.kind != "f":
         raise ValueError(
             f"{file} is damaged: labels and predictions must be numbers of one"
@@ -429,7 +439,7 @@ def read_metrics(run: Path) -> list[Line]:
     """
     file = run / METRICS
     try:
-        lines = read_regular(file).split(b"\n")
+        lines = read_regular(file, MOST_UNPACKED_BYTES).split(b"\n")
     except FileNotFoundError:
         return []
     result = []

@@ -12,7 +12,6 @@ import importlib
 import io
 import logging
 import math
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,13 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from persia_sim.base.files import open_regular
 from runtime.embedding.batch_rows import FieldVectors
 from runtime.files import BrokenFileError
 from runtime.models.inputs import Embeddings, InputShape, predictions
 
-MOST_BYTES = 512 * 2**20
-"""Of a file of weights, or of a graph with its weights."""
 MOST_MEMORY = 2**30
 """For all that is computed, beside what torch and numpy hold."""
 _MOST_BESIDE = 4 * 2**20
@@ -105,18 +101,6 @@ def library(name: str) -> Any:
         raise ValueError(
             f"an export needs {name.partition('.')[0]}: pip install 'persia-testbed[export]'"
         ) from None
-
-
-def read_bounded(file: Path) -> bytes:
-    """The content of a plain file of at most `MOST_BYTES`; `BrokenFileError` for any other."""
-    try:
-        with open_regular(file) as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if size > MOST_BYTES:
-                raise BrokenFileError(f"{file} has {size:,} bytes, more than {MOST_BYTES:,}")
-            return opened.read()
-    except OSError as error:
-        raise BrokenFileError(f"{file} cannot be read: {error.strerror or error}") from None
 
 
 # Written.

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from runtime.data.batch import Layout
 from runtime.embedding.batch_rows import FieldVectors
-from runtime.files import BrokenFileError
+from runtime.files import BrokenFileError, read_bounded
 from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.models.networks import BUILT_IN, build_model, is_imported
 from runtime.rank.learner import autocast
-from runtime.serving.graph import Graph, graph_of, library, read_bounded
+from runtime.serving.graph import Graph, graph_of, library
 
 Precision = Literal["float32", "float64", "bfloat16", "float16", "tf32"]
 Form = Literal["built-in", "graph", "class"]
@@ -30,6 +30,8 @@ Form = Literal["built-in", "graph", "class"]
 user's class."""
 WEIGHTS = "dense.safetensors"
 NETWORK = "dense.onnx"
+MOST_BYTES = 512 * 2**20
+"""Of a file of weights, or of a graph with its weights."""
 MOST_APART = 1e-5
 """How far a prediction of `dense.onnx` may be from the model's, of a number beyond 1 as a share."""
 Score = Callable[[np.ndarray, FieldVectors], np.ndarray]
@@ -168,7 +170,7 @@ def read_network(
     dtype = dtype_of(precision)
     if form == "graph":
         file = folder / NETWORK
-        return Graph(read_bounded(file), shape, dtype, file).score
+        return Graph(read_bounded(file, MOST_BYTES), shape, dtype, file).score
     tensors = read_weights(folder / WEIGHTS)
     try:
         if form == "built-in":
@@ -201,7 +203,7 @@ def _refuse_other_shapes(
 
 def read_weights(file: Path) -> dict[str, Tensor]:
     """What `write_weights` wrote; `BrokenFileError` for any other content."""
-    content = read_bounded(file)
+    content = read_bounded(file, MOST_BYTES)
     try:
         result: dict[str, Tensor] = library("safetensors.torch").load(content)
     except (Exception, OverflowError) as error:  # of the library's own kinds

@@ -19,6 +19,7 @@ from runtime.checkpoint.rows import load
 from runtime.checkpoint.whole import Checkpoint, find_checkpoint
 from runtime.config import EngineConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
+from runtime.data.formats import parquet_batches, parquet_file
 from runtime.data.ids import MAX_FIELDS, VALUE_BITS, VALUE_MASK
 from runtime.data.open import open_source
 from runtime.data.source import heads_taken_over, rebatch, refuse_other_columns
@@ -289,37 +290,39 @@ def write_vectors(file: Path, config: TableConfig, ids: np.ndarray, values: np.n
 def read_vectors(file: Path, config: TableConfig) -> tuple[np.ndarray, np.ndarray]:
     """Ids and values; the file is mapped while it is decoded. `BrokenFileError` for any other."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
+    expected = _schema(config)
     try:
-        with pq.ParquetFile(file, memory_map=True) as content:
-            # The columns of such a table, and no others.
+        # The columns of such a table, and no others.
+        with parquet_file(file, mapped=True) as content:
             columns = content.schema_arrow
-            expected = _schema(config)
-            if not columns.equals(expected):
-                given, wanted = (
-                    ", ".join(f"{c.name}: {c.type}" for c in s) for s in (columns, expected)
-                )
-                raise BrokenFileError(
-                    f"{file} has the columns {printable(given)}; a table of this model has {wanted}"
-                )
-
-            # Part by part into arrays of the whole size, which the file has, too.
             count = content.metadata.num_rows
-            least = count * (8 + config.dim * np.dtype(config.dtype).itemsize)
-            if not 0 <= least <= file.stat().st_size:
-                raise BrokenFileError(f"{file} holds fewer bytes than {count:,} rows have")
-            at = 0
-            ids = np.empty(count, np.uint64)
-            values = np.empty((count, config.dim), config.dtype)
-            for part in content.iter_batches(_ROWS_AT_ONCE):  # never all of it twice
-                to = slice(at, at + len(part))
-                ids[to] = part["id"].to_numpy(zero_copy_only=False)
-                flat = part["vector"].flatten().to_numpy(zero_copy_only=False)
-                values[to] = flat.reshape(len(part), config.dim)
-                at = to.stop
-    except (pa.ArrowException, OSError, IndexError) as error:
-        raise BrokenFileError(f"{file} is no parquet file: {str(error).splitlines()[0]}") from None
+        if not columns.equals(expected):
+            given, wanted = (
+                ", ".join(f"{c.name}: {c.type}" for c in s) for s in (columns, expected)
+            )
+            raise BrokenFileError(
+                f"{file} has the columns {printable(given)}; a table of this model has {wanted}"
+            )
+
+        # Part by part into arrays of the whole size, which the file has, too.
+        least = count * (8 + config.dim * np.dtype(config.dtype).itemsize)
+        if not 0 <= least <= file.stat().st_size:
+            raise BrokenFileError(f"{file} holds fewer bytes than {count:,} rows have")
+        at = 0
+        ids = np.empty(count, np.uint64)
+        values = np.empty((count, config.dim), config.dtype)
+        for part in parquet_batches(file, expected.names, _ROWS_AT_ONCE, mapped=True):
+            to = slice(at, at + len(part))  # never all of it twice
+            ids[to] = part["id"].to_numpy(zero_copy_only=False)
+            flat = part["vector"].flatten().to_numpy(zero_copy_only=False)
+            values[to] = flat.reshape(len(part), config.dim)
+            at = to.stop
+    except BrokenFileError:
+        raise
+    except (ValueError, IndexError, OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0].removeprefix(f"{file} ")
+        raise BrokenFileError(f"{file} is no parquet file of a table: {reason}") from None
 
     # Lookups search by bisection: ids must rise.
     if (ids[1:] <= ids[:-1]).any():

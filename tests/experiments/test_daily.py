@@ -92,6 +92,30 @@ def test_one_file_is_cut_into_days_by_the_column_of_its_split(tmp_path):
     assert read.user.tolist() == expected.user.astype(str).tolist()
 
 
+@pytest.mark.parametrize("kind", ["dates", "seconds"])
+def test_days_come_in_the_order_of_their_times(kind, tmp_path):
+    """Day 10 behind day 9, whatever their names sort like, and no day before another."""
+    start = {"dates": pd.Timestamp("2024-05-01"), "seconds": 1_714_521_600}[kind]
+    day = {"dates": pd.Timedelta(days=1), "seconds": 86_400}[kind]
+    write_days(tmp_path, days=11)
+    for number in range(1, 12):
+        file = tmp_path / f"day-{number}.csv"
+        times = [start + (number - 1) * day, start + number * day] * 120  # where the next begins
+        pd.read_csv(file).assign(at=times).to_csv(file, index=False)
+    first = "2024-05-03" if kind == "dates" else 1_714_600_000
+    split = f'split = {{ column = "at", test_from = {first} }}'
+    (tmp_path / "days.toml").write_text(SCHEMA.replace("split = { test_fraction = 0.5 }", split))
+    _, files = daily.days_of(options(tmp_path))
+    assert [file.stem for file in files] == [f"day-{number}" for number in range(1, 12)]
+    swapped = [files[0], files[2], files[1]]
+    with pytest.raises(DataError, match=r"day-2\.csv begins at .*, before .*day-3\.csv ends at"):
+        daily.days_of(options(tmp_path, days=tuple(swapped)))
+    (tmp_path / "day-4.csv").rename(tmp_path / "day-04b.csv")
+    (tmp_path / "day-3.csv").rename(tmp_path / "day-12.csv")
+    with pytest.raises(DataError, match=r"day-12\.csv begins at .*, before .*day-11\.csv ends at"):
+        daily.run(options(tmp_path))
+
+
 def test_a_day_alone_is_refused(tmp_path):
     write_days(tmp_path)
     with pytest.raises(DataError, match="has 1 day; give 2 or more"):

@@ -39,6 +39,19 @@ def test_a_mistake_is_one_sentence(words, said, tmp_path, capsys):
     assert said.format(**places) in told
 
 
+def test_words_of_a_failure_that_may_not_be_read_hide_no_other_run(tmp_path, monkeypatch, capsys):
+    made(tmp_path / "good")
+    for name, size in (("long", 5000), ("short", 50)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "failed.txt").write_text("x" * size)
+    monkeypatch.setattr("experiments.sweeping.MOST_DOCUMENT_BYTES", 1000)
+    assert main(["runs", "list", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    states = {name: line_of(told, name)[-1] for name in ("good", "long", "short")}
+    assert states == {"good": "done", "long": "damaged", "short": "failed"}
+    assert f"{tmp_path}/long/failed.txt has 5,000 bytes: it has at most 1,000" in told
+
+
 SUMMARY = {"tasks": {"click": {"auc": 0.7, "log_loss": 0.5}}, "mode": "sync", "tau": 0, "seed": 0}
 
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -18,6 +19,9 @@ from experiments.__main__ import main
 from experiments.points import Line, Point
 from experiments.studies.sweep import points_of
 from experiments.sweeping import print_plan
+from persia_sim.base.trace import Trace
+from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import constant_lag
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.object_store import CACHE
 from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, write_clicks
@@ -126,6 +130,24 @@ def test_a_model_that_is_trained_anew_makes_the_points_that_start_from_it_new(tm
         state.write_text(text)
         names.append(point.folder(tmp_path))
     assert names[0] == names[2] != names[1]
+
+
+def test_a_replay_in_another_order_is_another_point(tmp_path):
+    """A trace of the same name, in which two batches have changed places; however it is packed."""
+    trace = tmp_path / "order.npz"
+    options = SimpleNamespace(steps=12, snapshots=2, seeds=2, test_rows=100)
+    sync, data = SyncConfig(mode="hybrid", tau=2), DataConfig(name="synthetic")
+
+    def names(late: int, *, compress: bool = True) -> list[str]:
+        has_batch = lambda batch: batch < 12  # noqa: E731
+        order = list(constant_lag(Mode.HYBRID, ranks=1, has_batch=has_batch, tau=late))
+        Trace.of(order, mode="hybrid", ranks=1, shards=1, tau=2).save(trace, compress=compress)
+        made = points.replayed("hybrid", sync, 32, data, trace, options)
+        return [point.folder(tmp_path).name for point in made]
+
+    once = names(2)
+    assert len(set(once)) == 2 and names(2, compress=False) == once
+    assert not set(names(1)) & set(once)
 
 
 def test_an_option_at_its_default_is_no_part_of_a_points_name(tmp_path, monkeypatch):

@@ -53,7 +53,9 @@ def test_a_line_cut_anywhere_costs_its_own_point_and_no_other(tmp_path_factory, 
 def test_lines_of_others_are_left_out(tmp_path):
     path = tmp_path / "rows.jsonl"
     good = {"label": "a", "row": [1]}
-    path.write_text("\n".join(["[]", "3", '{"label": "b"}', '{"cut', json.dumps(good)]) + "\n")
+    path.write_text(
+        "\n".join(["[]", "3", '{"label": "b"}', '{"cut', "[" * 100_000, json.dumps(good)]) + "\n"
+    )
     found = ResultCache(path)
     assert found["a"] == [1]
     assert "b" not in found

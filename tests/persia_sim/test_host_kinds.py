@@ -15,6 +15,7 @@ from persia_sim.cli.example import write_examples
 from persia_sim.cluster.allreduce import Algorithm, DenseSync
 from persia_sim.cluster.cluster import Cluster, Role
 from persia_sim.cluster.demand import demand
+from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.memory import FORMATS, capacity
 from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Scenario
 from persia_sim.engine.simulate import simulate
@@ -199,6 +200,48 @@ def test_a_barrier_waits_for_the_slow_kind_and_without_one_rates_add_up():
     assert alone[1] == pytest.approx(alone[0] * (4 + 2 / 4) / 4, rel=0.1)
     for mode, found in ((Mode.HYBRID, sync[1]), (Mode.ASYNC, alone[1])):
         assert found < 1.01 * answer(gpu_bound(mode, 1)).samples_per_s < 1.1 * found
+
+
+def test_rows_are_there_when_the_slowest_kind_of_server_has_sent_them():
+    """A lookup waits for the busiest server of its batch, a push for the one that applies last."""
+    cluster = small_cluster(4, 3, 2)
+    fast = cluster.servers.host
+    slow = replace(fast, name="old", core_speed=fast.core_speed / 4)
+    one = replace(cluster.servers, hosts=1)
+    of_both = replace(one, also=(replace(one, host=slow),))
+    kinds = (replace(one, hosts=2), of_both, replace(one, hosts=2, host=slow))
+    found = [
+        demand(small_scenario(Mode.HYBRID, cluster=replace(cluster, servers=servers)))
+        for servers in kinds
+    ]
+    for joins in ([n.fetch.join_s for n in found], [n.push.update_join_s for n in found]):
+        assert 0 < joins[0] < joins[1] == joins[2]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("target", list(Target))
+def test_a_crash_on_unequal_hosts_is_an_outage_until_the_end_of_the_run_at_most(mode, target):
+    """Of the first process and of the last, which is on a host of the further kind; short, and
+    longer than the rest of the run."""
+    base = gpu_bound(mode, 1)
+    slow = replace(base.cluster.servers.host, name="old", core_speed=0.5)
+    servers = replace(base.cluster.servers, also=(replace(base.cluster.servers, host=slow),))
+    base = replace(base, steps=10, cluster=replace(base.cluster, servers=servers))
+    processes = {
+        Target.RANK: base.cluster.ranks,
+        Target.SERVER: servers.processes,
+        Target.WORKER: base.cluster.embedding_workers.processes,
+    }
+    end_s = simulate(base).makespan_s
+    for index in (0, processes[target] - 1):
+        for at, restart_s in ((0.5, 0.01), (0.99, 5.0)):
+            event = Crash(
+                target=target, index=index, at_s=at * end_s, detect_s=0.0, restart_s=restart_s
+            )
+            run = simulate(replace(base, disturbances=(event,)))
+            until_s = min(event.back_s, run.makespan_s)
+            assert run.losses.crashes == 1 and run.makespan_s >= 0.999 * end_s
+            assert run.losses.outage_s == pytest.approx(until_s - event.at_s, rel=1e-9)
 
 
 @pytest.mark.first_case

@@ -7,6 +7,8 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from zipfile import ZIP_BZIP2, ZipFile
 
 import numpy as np
 import pytest
@@ -314,6 +316,53 @@ def test_an_archive_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path, monkeypa
         Trace.load(file)
     Trace.of(GOOD * 0, **META).save(file)
     assert len(Trace.load(file)) == 0
+
+
+def packed_by_bz2(file: Path) -> None:
+    """Zipfile unpacks it whole, whatever size its entries claim."""
+    with ZipFile(file) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with ZipFile(file, "w", ZIP_BZIP2) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+
+
+def with_another(file: Path) -> None:
+    with ZipFile(file, "a") as archive:
+        archive.writestr("evil.npy", b"")
+
+
+def with_one_twice(file: Path) -> None:
+    with ZipFile(file, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("rank.npy", archive.read("rank.npy"))
+
+
+def of_a_shape_that_is_not_there(file: Path) -> None:
+    with ZipFile(file) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    rank = entries["rank.npy"]
+    entries["rank.npy"] = rank.replace(b"(6,), }       ", b"(9999999999,)}")
+    assert entries["rank.npy"] != rank
+    with ZipFile(file, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (packed_by_bz2, "is packed in a way that numpy does not use"),
+        (with_another, "it holds 'evil', which no run writes"),
+        (with_one_twice, "it holds 'rank', which no run writes, or twice"),
+        (of_a_shape_that_is_not_there, r"rank.npy is not as long as its shape \(9999999999,\)"),
+    ],
+)
+def test_an_archive_that_is_not_what_a_run_writes_is_refused(change, why, tmp_path):
+    file = write(tmp_path / "t.npz", GOOD)
+    change(file)
+    with pytest.raises(ValueError, match=rf"t.npz is damaged; record it again.*\({why}"):
+        Trace.load(file)
+    assert Trace.is_stored_in(file) == (change is of_a_shape_that_is_not_there)
 
 
 def test_only_a_simulated_order_may_stand_for_batches_of_another_size():

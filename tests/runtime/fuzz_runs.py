@@ -19,12 +19,14 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from persia_sim.base.files import read_document
+from persia_sim.base.schema import parse
 from persia_sim.base.trace import Trace
 from runtime.checkpoint.places import DENSE, ROWS, STATE, TRACE, TRAINED
 from runtime.checkpoint.rows import load
@@ -32,9 +34,12 @@ from runtime.checkpoint.shard import MANIFEST
 from runtime.checkpoint.sketches import read_sketches, write_sketches
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import read_config
+from runtime.data.batch import Batch, Field, Layout
 from runtime.data.errors import matching
 from runtime.data.fingerprints import NO_ROWS
+from runtime.data.open import PartWriter, cached_chunks
 from runtime.data.schema import read_schema
+from runtime.data.source import Provenance
 from runtime.files import digest_of, read_arrays, read_dense, write_arrays, write_sealed
 from runtime.run.folder import (
     PREDICTIONS,
@@ -42,6 +47,7 @@ from runtime.run.folder import (
     read_command,
     read_metrics,
     read_predictions,
+    status_of,
 )
 from tests.runtime.changed import NUMBERS, VALUES, changed_value, flipped
 from tests.runtime.clicks_of_a_user import write_clicks
@@ -49,6 +55,8 @@ from tests.runtime.test_checkpoint_folders import Store, write
 
 MEMORY = 2 * 2**30
 """Bytes that reading may take beside what is there before."""
+LAYOUT = Layout(fields=(Field(name="user"), Field(name="tags")), dense=("age",))
+"""Of the kept part."""
 CPU_S = 20
 """For one input."""
 DTYPES = ["<u8", "<u4", "|u1", "<i8", "<f4", "<f8", "|b1", "<U3", "<c8"]
@@ -77,6 +85,15 @@ def made(folder: Path) -> None:
     line = {"updates": 1, "samples": 2, "drained": True, **scores}
     (folder / "metrics.jsonl").write_text(f"{json.dumps(line)}\n" * 3)
     write_clicks(folder)
+    part = PartWriter(folder / "part", 1 << 20)
+    for ids in (np.arange(6), np.arange(7)):
+        dense = np.zeros((3, len(LAYOUT.dense)), np.float32)
+        offsets = np.array([0, 1, 2, 3, 4, 5, len(ids)])
+        part.add(Batch(ids.astype(np.uint64), offsets, dense, np.ones((3, 1), np.float32)))
+    part.finish()
+    facts = Provenance(name="kept", sha256="0", split="", absent={"user": 0.5})
+    (folder / "provenance.json").write_text(json.dumps(asdict(facts)))
+    (folder / "ending.json").write_text(json.dumps({"status": 75, "by": "TERM", "told": "ended"}))
 
 
 # One change each; files have their right digests.
@@ -201,6 +218,30 @@ def changed_rows(draw: random.Random, file: Path) -> None:
     return None
 
 
+def changed_part(draw: random.Random, file: Path) -> None:
+    """A chunk of a kept part and its digest, or the list of the chunks."""
+    if draw.random() < 0.4:
+        return of_document(draw, file)
+    document = json.loads(file.read_text())
+    document.pop("digest")
+    of_arrays(draw, file.with_name("1"))
+    document["digests"][1] = digest_of(file.with_name("1"))
+    write_sealed(file, document)
+    return None
+
+
+def read_part(folder: Path) -> None:
+    """Its batches, of which the kernels count the lengths."""
+    for batch in cached_chunks(folder / "part", LAYOUT):
+        batch.take(np.arange(batch.size)[::-1])
+
+
+def read_facts(folder: Path) -> None:
+    """What is known of kept data."""
+    file = folder / "provenance.json"
+    str(parse(Provenance, read_document(file), str(file)))
+
+
 def matched(folder: Path) -> None:
     """The schema, and the files that it names."""
     schema, place = read_schema(folder / "clicks.toml")
@@ -219,6 +260,9 @@ KINDS: list[tuple[str, Callable[[random.Random, Path], None], Callable[[Path], o
     ("command.json", of_document, read_command),
     ("metrics.jsonl", of_text, read_metrics),
     ("clicks.toml", of_text, matched),
+    ("part/part.json", changed_part, read_part),
+    ("provenance.json", of_document, read_facts),
+    ("ending.json", of_document, status_of),
     ("config.json", of_bytes, lambda folder: read_document(folder / "config.json")),
 ]
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from persia_sim.base.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.dense import group as group_module
+from runtime.dense import optimizer
 from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.distributed import DistributedWeights, ProcessAllReduce
 from runtime.dense.group import RankGroup
@@ -156,6 +157,14 @@ def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> No
         scale.note_overflow(0)
     rule.end_step(StepGradients(rank, STEPS, [None] * len(list(model.parameters())), 0.0, 1))
     assert scale.value == 4.0, "an overflow at one rank halves the factor of all"
+    optimizer._GROWTH_UPDATES = 1  # in this process alone
+    scale.of(STEPS + 1)
+    left_out = rank == 1
+    if not left_out:
+        scale.note_finite(STEPS + 1)
+    gradients = None if left_out else [None] * len(list(model.parameters()))
+    rule.end_step(StepGradients(rank, STEPS + 1, gradients, 0.0, 1))
+    assert scale.value == 8.0, "it grows where a rank is left out"
     group.agree("facts", {"tau": 4, "data": "abc"})
     try:
         group.agree("other facts", {"tau": 4 + (rank == 2)})

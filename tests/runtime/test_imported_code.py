@@ -217,6 +217,18 @@ def test_a_users_module_that_is_called_as_one_of_python_is_his(home):
             sys.modules["imghdr"] = known
 
 
+@pytest.mark.parametrize("module", ["runtime.mine", "experiments.mine", "experiments"])
+def test_a_users_package_that_is_called_as_one_of_ours_is_named(module, home, monkeypatch):
+    """Python finds ours first, where the commands were installed; no other sentence would help."""
+    package = home / module.partition(".")[0]
+    package.mkdir()
+    (package / "mine.py").write_text(f"from runtime.models.inputs import flatten\n{NET}")
+    with pytest.raises(ValueError, match=rf"{package} is called as a package of this project"):
+        build_model(f"{module}:Net", SHAPE, (8,), seed=0)
+    with pytest.raises(ValueError, match=r"No module named 'runtime\.yours'; its folder must be"):
+        build_model("runtime.yours.deep:Net", SHAPE, (8,), seed=0)
+
+
 @pytest.fixture
 def archive(home, monkeypatch):
     """What somebody got: runs, an export, and code beside them, which they name; it leaves a mark

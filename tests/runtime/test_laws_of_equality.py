@@ -213,6 +213,13 @@ def test_lookahead_and_tau_0_equal_sync_with_eviction_and_admission(admission, r
         assert_same_bytes(sync, other)
     assert_same_bytes(sync, run(changed(base, mode=Mode.HYBRID, tau=0), SOURCE))
 
+    # So do the orders of threads that race for the rows.
+    for late in ({"mode": Mode.LOOKAHEAD, "ahead": 4}, {"mode": Mode.HYBRID, "tau": 0}):
+        recorded = run(changed(base, executor="concurrent", **late), SOURCE)
+        replayed = run(changed(base, **late), SOURCE, order=recorded.trace)
+        assert_same_bytes(sync, recorded)
+        assert_same_bytes(sync, replayed)
+
 
 @pytest.mark.law3
 def test_ranks_are_weighted_by_their_share_of_a_short_last_batch():

@@ -114,6 +114,19 @@ def test_a_calm_loss_scale_is_doubled_up_to_where_it_began(monkeypatch):
     assert scale.value == 32
 
 
+def test_in_async_a_loss_scale_is_doubled_after_so_many_batches_of_whichever_rank(monkeypatch):
+    monkeypatch.setattr(optimizer, "_GROWTH_UPDATES", 3)
+    scale = LossScale(config(precision="float16", loss_scale=64.0, mode=Mode.ASYNC, ranks=2))
+    seen = []
+    for batch in range(10):
+        seen.append(scale.of(batch // 2))
+        if batch in (1, 2):
+            assert scale.note_overflow(batch // 2)
+        else:
+            scale.note_finite(batch // 2)
+    assert seen == [64, 64, 32, 16, 16, 16, 32, 32, 32, 64]
+
+
 def test_a_loss_scale_of_one_is_not_to_blame_for_an_overflow():
     assert not LossScale(config(precision="float16", loss_scale=1.0)).note_overflow(0)
     assert not LossScale(config()).note_overflow(0)

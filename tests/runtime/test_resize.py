@@ -128,9 +128,10 @@ def test_where_nobody_listens_it_is_said(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("runtime.resize.TAKEN_WITHIN_S", 0.2)
     assert main(["resize", str(tmp_path), "--servers", "5"]) == 2
     assert "is no run that is under way" in capsys.readouterr().err
-    (tmp_path / "config.json").touch()
-    assert main(["resize", str(tmp_path), "--servers", "5"]) == 2
-    assert "nobody has taken it within 0 s" in capsys.readouterr().err
+    for content in ("", "5", '{"engine": 5}', '{"engine": ["servers"]}'):
+        (tmp_path / "config.json").write_text(content)
+        assert main(["resize", str(tmp_path), "--servers", "5"]) == 2
+        assert "nobody has taken it within 0 s" in capsys.readouterr().err
     assert not (tmp_path / WISH).exists() and threading.active_count() >= 1
 
 

@@ -27,7 +27,14 @@ from runtime.engines.wire.calls import Payload, close_channel, payload_of, send_
 from runtime.engines.wire.channel import Channel
 from runtime.engines.wire.connection import PeerGoneError
 from runtime.engines.wire.messages import Message, MessageKind, error_from
-from runtime.engines.wire.peers import BEATS_EVERY_S, START_WITHIN_S, STUCK_S, clock, connect
+from runtime.engines.wire.peers import (
+    BEATS_EVERY_S,
+    START_WITHIN_S,
+    STUCK_S,
+    clock,
+    connect,
+    crowding,
+)
 from runtime.engines.wire.segments import Segment
 from runtime.engines.wire.tls import TLS
 from runtime.stop import MOST_RESTARTS, PeerError, Silence, Stop, pause_before
@@ -351,7 +358,8 @@ class LoadedSource:
                 self._send(loader, Message(MessageKind.PING), {})
 
             # It is silent, or alive and its files do not answer.
-            if (silent_s := connection.silence.look()) > connection.patience_s:
+            crowded = crowding(len(self._connections))
+            if (silent_s := connection.silence.look()) > connection.patience_s * crowded:
                 reason = f"has given no sign of life for {silent_s:.0f} s: it is stopped or stuck"
             elif connection.reads_s > READ_WITHIN_S:
                 read_s = f"{connection.reads_s:.0f} s"

@@ -83,7 +83,7 @@ class ServerClient(Connections):
         self.rejoin: Callable[[Incarnation], int] = lambda server: 0
         """Tells a server that has come back what it must know; returns how much was lost."""
 
-        self._crowding = crowding(self.servers + len(ranks))
+        self._processes = self.servers + len(ranks)
 
         # A selector never hears of a socket that was closed while it waited.
         self._end, self._ended = socket.socketpair()
@@ -294,11 +294,11 @@ class ServerClient(Connections):
 
     def _beat(self, shard: int) -> None:
         """Send signs of life to one server, and receive them from it."""
-        stuck_s = STUCK_S * self._crowding
         while not self.closing.is_set():
             server = self.at(shard)
             channel = server.channels["heartbeat", ALL]
             idle = int(self.stop.only_waits())
+            stuck_s = STUCK_S * crowding(self._processes)
             try:
                 # Its answer also says what has ended the run, if anything has.
                 channel.send(Message(MessageKind.PING, number=idle))

@@ -48,12 +48,14 @@ NEVER_ADMITTED = -1
 
 def crowding(processes: int) -> float:
     """How much longer than `STUCK_S` a sign of life may take where so many processes share the
-    cores of this host: 1 up to four a core, 6 (two minutes) at most.
+    cores that this one may use, or so many of anybody wait for those of the host as now: 1 up to
+    four a core, 6 (two minutes) at most.
 
     16 ranks and 64 servers on two cores were taken for stuck after 20 s, and were none.
     """
-    cores = len(os.sched_getaffinity(0))
-    return min(max(processes / (_FEW_A_CORE * cores), 1.0), _MOST_CROWDED)
+    of_run = processes / len(os.sched_getaffinity(0))
+    of_all = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return min(max(of_run, of_all, _FEW_A_CORE) / _FEW_A_CORE, _MOST_CROWDED)
 
 
 def at_port(host: str, port: int) -> str:

@@ -259,6 +259,19 @@ def test_a_damaged_file_is_an_error(tmp_path, name, damaged, message):
         whole(FileSource(schema=schema(file=name), folder=tmp_path))
 
 
+def test_a_parquet_file_that_has_other_rows_than_it_says_is_an_error(tmp_path):
+    """A split by place would go by a number of rows that are not there."""
+    file = tmp_path / "data.parquet"
+    pq.write_table(pa.table({k: v * 50 for k, v in GOOD.items()}), file)
+    content = file.read_bytes()
+    says_300 = b"\x16\xd8\x04\x19"  # a field of the footer in front of the row groups
+    assert content.count(says_300) == 1
+    file.write_bytes(content.replace(says_300, b"\x16\xf8\x0a\x19"))
+    split = Split(test_fraction=0.5)
+    with pytest.raises(DataError, match=r"data\.parquet cannot be read: it has 300 rows, and says"):
+        whole(FileSource(schema=schema(file="data.parquet", split=split), folder=tmp_path))
+
+
 def test_a_parquet_file_without_rows_is_an_error(tmp_path):
     pq.write_table(pa.table({k: v[:0] for k, v in GOOD.items()}), tmp_path / "data.parquet")
     with pytest.raises(DataError, match="holds no rows"):

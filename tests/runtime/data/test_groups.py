@@ -77,6 +77,25 @@ def test_a_split_by_group_divides_none(folder):
     assert "0.4 of the groups" in source.provenance().split
 
 
+@pytest.mark.parametrize("rows", [None, 100])
+def test_a_validation_part_divides_no_group_either(rows, folder):
+    more = ", by_group = true, validation_fraction = 0.3"
+    many = [f"u{n % 50},{n % 11},{n % 3 % 2}" for n in range(2000)]
+    (folder / "s.csv").write_text("\n".join(["user,item,y", *many]) + "\n")
+    source = opened(folder, schema_text('"item"', more), rows=rows)
+    sizes, groups = {}, {}
+    for part in ("train", "validation", "test"):
+        found = groups_of(source, part)
+        sizes[part], groups[part] = len(found), set(found.tolist())
+    assert not groups["train"] & groups["validation"]
+    assert not groups["test"] & (groups["train"] | groups["validation"])
+    assert all(groups.values()) and len(set().union(*groups.values())) == 50
+    assert sizes["train"] + sizes["validation"] == (rows or 2000 - sizes["test"])
+    plain = opened(folder, schema_text('"item"', ", by_group = true"))
+    assert set(groups_of(plain, "test").tolist()) == groups["test"], "the test part is as it was"
+    assert "0.3 of the groups that train" in source.provenance().split
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -16,10 +17,18 @@ import pytest
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, TrainConfig
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
-from runtime.data.open import CachedSource, folder_bytes, make_room, open_source, with_cache
+from runtime.data.open import (
+    _FORMAT,
+    CachedSource,
+    folder_bytes,
+    make_room,
+    open_source,
+    with_cache,
+)
 from runtime.data.schema import Column, Schema
 from runtime.data.source import rebatch
 from runtime.data.split import Split
+from runtime.files import digest_of, read_arrays, write_arrays, write_sealed
 from runtime.run.session import train
 
 SCHEMA = Schema(
@@ -178,6 +187,64 @@ def test_a_damaged_part_is_parsed_anew(harm, data, tmp_path):
     assert content(CachedSource(parsed(data), root)) == expected
     if harm != "no summary":
         assert content(read_from(root, data)) == expected
+
+
+def other_labels(arrays: dict[str, np.ndarray]) -> None:
+    arrays["labels"] = np.repeat(arrays["labels"], 2, 1)
+
+
+def offsets_beyond_the_ids(arrays: dict[str, np.ndarray]) -> None:
+    arrays["offsets"][-1] += 1
+
+
+def offsets_that_fall(arrays: dict[str, np.ndarray]) -> None:
+    arrays["offsets"][1] = len(arrays["ids"])
+
+
+def ids_of_a_sign(arrays: dict[str, np.ndarray]) -> None:
+    arrays["ids"] = arrays["ids"].astype(np.int64)
+
+
+def without_numbers(arrays: dict[str, np.ndarray]) -> None:
+    del arrays["dense"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [other_labels, offsets_beyond_the_ids, offsets_that_fall, ids_of_a_sign, without_numbers],
+)
+def test_a_kept_chunk_that_is_no_batch_of_the_layout_is_parsed_anew(change, data, tmp_path):
+    """With its right digest, as whoever can write there can write that, too."""
+    root = tmp_path / "kept"
+    expected = content(CachedSource(parsed(data), root))
+    (folder,) = root.glob("*/train")
+    arrays = read_arrays(folder / "0", digest_of(folder / "0"))[1]
+    change(arrays)
+    written = write_arrays(folder / "0", {}, arrays)
+    write_sealed(folder / "part.json", {"format": _FORMAT, "digests": [written.digest]})
+    assert content(CachedSource(parsed(data), root)) == expected
+
+
+@pytest.mark.parametrize("digests", [[], "all but one", {}, None, 5])
+def test_a_list_that_lacks_chunks_is_no_shorter_part(digests, data, tmp_path):
+    root = tmp_path / "kept"
+    source = CachedSource(parsed(data), root)
+    expected = content(source)
+    (file,) = root.glob("*/train/part.json")
+    document = json.loads(file.read_text())
+    document["digests"] = document["digests"][:-1] if digests == "all but one" else digests
+    file.write_text(json.dumps(document))
+    assert content(CachedSource(parsed(data), root)) == expected
+
+
+def test_facts_of_other_types_are_found_again(data, tmp_path):
+    root = tmp_path / "kept"
+    expected = CachedSource(parsed(data), root).provenance()
+    (file,) = root.glob("*/provenance.json")
+    document = json.loads(file.read_text())
+    for change in ({"train_rows": "many"}, {"absent": [1]}, {"files": [{"sha256": 5}]}):
+        file.write_text(json.dumps(document | change))
+        assert CachedSource(parsed(data), root).provenance() == expected
 
 
 def test_many_at_once_keep_one_and_all_have_the_same_bytes(data, tmp_path):

@@ -387,6 +387,10 @@ def test_a_server_that_has_died_can_be_started_again_at_the_same_address():
 def test_many_processes_on_few_cores_may_be_silent_for_longer(monkeypatch):
     """16 ranks and 64 servers on two cores: two minutes, also at the servers; a few: as ever."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (40.0, 0.0, 0.0))
+    assert peers.crowding(4) == 5.0, "all others on the host count, too"
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert [peers.crowding(n) for n in (1, 8, 12, 48, 80)] == [1.0, 1.0, 1.5, 6.0, 6.0]
     for servers, ranks, patience_s in ((2, 2, peers.STUCK_S), (64, 16, 6 * peers.STUCK_S)):
         settings = config(mode="hybrid", tau=2, ranks=ranks, **on_engine("processes", servers))

@@ -20,7 +20,7 @@ import torch
 from runtime.config import ModelConfig
 from runtime.files import BrokenFileError, digest_of, write_sealed
 from runtime.inference import open_model
-from runtime.serving import graph as graphs
+from runtime.serving import network
 from runtime.serving.network import read_weights, write_weights
 from tests.runtime.serving.test_inference import SOURCE, exported
 from tests.runtime.serving.trained_runs import checkpoint_of
@@ -164,9 +164,9 @@ def test_a_network_that_is_more_than_operations_and_its_weights_is_refused(name,
 
 
 def test_a_network_larger_than_the_bound_is_not_read(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(graphs, "MOST_BYTES", 500)
+    monkeypatch.setattr(network, "MOST_BYTES", 500)
     for name, file in (("own", "dense.onnx"), ("mlp", "dense.safetensors")):
-        with pytest.raises(BrokenFileError, match=rf"{file} has .* bytes, more than 500"):
+        with pytest.raises(BrokenFileError, match=rf"{file} has .* bytes: it has at most 500"):
             open_model(made / name)
 
 
