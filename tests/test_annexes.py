@@ -79,11 +79,11 @@ TRAIN = "runtime train --data.name synthetic --steps 2 --test-rows 50 --executor
 @pytest.mark.parametrize(
     ("words", "variables", "lacks"),
     [
-        (f"{TRAIN} --servers 2", {}, "runtime.engines.row_processes"),
-        (f"{TRAIN} --servers 2 --workers 1", {}, "runtime.engines.row_processes"),
+        (f"{TRAIN} --servers 2", {}, "runtime."),
+        (f"{TRAIN} --servers 2 --workers 1", {}, "runtime."),
         (f"{TRAIN} --loaders 1", {}, "runtime.engines.loading"),
         (TRAIN, {"WORLD_SIZE": "2", "RANK": "0"}, "runtime.torchrun"),
-        (f"{TRAIN} --ray", {}, "runtime.cluster"),
+        (f"{TRAIN} --ray auto", {}, "runtime.cluster"),
         ("runtime serve", {}, "runtime.engines.launch"),
         ("runtime resize nowhere --servers 2", {}, "runtime.resize"),
         ("persia_sim size --samples-per-s 1e5", {}, "persia_sim.cli.size"),

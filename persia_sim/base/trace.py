@@ -173,7 +173,8 @@ class Trace:
         # What is in it, or why it cannot be read.
         arrays = read_archive(path, _NAMES, f"record it again, or {_REMEDY}")
         columns = [arrays[name] for name in Event._fields]
-        meta = parsed(str(arrays["meta"]).encode(), f"{path} is damaged; record it again: meta")
+        where = f"trace {path} is damaged; record it again: meta"
+        meta = parsed(str(arrays["meta"]).encode(), where)
 
         # Nothing that no run could have written is taken, nor what was changed since.
         refuse_impossible(columns, meta, str(path))

@@ -21,6 +21,7 @@ from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from persia_sim.base.files import atomic_write, read_document
 from persia_sim.base.schema import nearest, parse
@@ -149,7 +150,7 @@ def cached_chunks(folder: Path, layout: Layout) -> Iterator[Batch]:
         os.utime(folder.parent)  # used just now
     for number, digest in enumerate(part.digests):
         file = folder / str(number)
-        arrays = {"offsets": None, **read_arrays(file, digest)[1]}
+        arrays: dict[str, Any] = {"offsets": None, **read_arrays(file, digest)[1]}
         try:
             batch = Batch(**arrays)
             batch.refuse_unlike(layout)

@@ -192,9 +192,12 @@ def taken_by_ours(module: str) -> Path | None:
     """The user's own package, or module, that is called as a package of this project, so that
     Python finds ours in its place; None where there is none."""
     name = module.partition(".")[0]
-    places = (Path(entry).absolute() / one for entry in sys.path for one in (name, f"{name}.py"))
-    theirs = (place for place in places if place.exists() and place.resolve() not in _OURS)
-    return next(theirs, None) if name in OURS else None
+    for entry in map(Path, sys.path if name in OURS else ()):
+        for place in (entry.absolute() / name, entry.absolute() / f"{name}.py"):
+            is_installed = not {*place.parts}.isdisjoint(_INSTALLED)
+            if place.exists() and not is_installed and place.resolve() not in _OURS:
+                return place
+    return None
 
 
 def _is_users(file: Path, roots: Sequence[Path]) -> bool:

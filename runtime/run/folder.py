@@ -381,14 +381,14 @@ def read_predictions(folder: Path) -> Predictions | None:
     needed = Predictions._fields[:2]
     others = Predictions._fields[2:]
     try:
-        arrays = read_archive(file, needed, "train it again", others)
+        arrays: dict[str, Any] = read_archive(file, needed, "train it again", others)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
 
     # Arrays that do not belong together are a damaged file.
-    result = Predictions(**{"groups": None, **arrays})
+    result = Predictions(**({"groups": None} | arrays))
     labels = result.labels
     predictions = result.predictions
     fits = labels.ndim == 2 and labels.shape == predictions.shape

@@ -351,7 +351,7 @@ def of_a_shape_that_is_not_there(file: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (packed_by_bz2, "is packed in a way that numpy does not use"),
+        (packed_by_bz2, "meta is packed in a way that numpy does not use"),
         (with_another, "it holds 'evil', which no run writes"),
         (with_one_twice, "it holds 'rank', which no run writes, or twice"),
         (of_a_shape_that_is_not_there, r"rank.npy is not as long as its shape \(9999999999,\)"),

@@ -225,8 +225,8 @@ def test_a_users_package_that_is_called_as_one_of_ours_is_named(module, home, mo
     (package / "mine.py").write_text(f"from runtime.models.inputs import flatten\n{NET}")
     with pytest.raises(ValueError, match=rf"{package} is called as a package of this project"):
         build_model(f"{module}:Net", SHAPE, (8,), seed=0)
-    with pytest.raises(ValueError, match=r"No module named 'runtime\.yours'; its folder must be"):
-        build_model("runtime.yours.deep:Net", SHAPE, (8,), seed=0)
+    with pytest.raises(ValueError, match=r"No module named 'persia_sim\.yours'; its folder"):
+        build_model("persia_sim.yours.deep:Net", SHAPE, (8,), seed=0)
 
 
 @pytest.fixture
