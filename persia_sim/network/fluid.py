@@ -72,14 +72,18 @@ class Fluid(Network):
             link.weight += streams
             link.ask(link.demand + rate)
             if link.level < inf:
-                free = False
-                shares.look_at(link)
-                if link.level_now() < level:
-                    level = link.level_now()
-                    bottleneck = link
+                share = link.level_now()
             elif link.tight:
-                free = False
-                shares.look_at(link)
+                share = link.mean_share()
+            else:
+                continue
+            free = False
+            shares.look_at(link)
+            if share < level:
+                level = share
+                bottleneck = link
+        if isinstance(bottleneck, Link) and bottleneck.level == inf:
+            bottleneck.level = level
         flow = Flow(next(self._numbers), links, streams, rate, bound, done, connection, bottleneck)
         shares.join(flow, bottleneck, size_bytes, self._env.now)
 
@@ -126,20 +130,21 @@ class Fluid(Network):
         first_s = at_bound[0][0] if at_bound else inf
 
         # Behind a link; where it has a leader only its present level tells.
-        led: list[Link] = []
-        end_s, link = self._ends.head()
+        led: list[tuple[float, Link]] = []
+        ends = self._ends
+        end_s, link = ends.head()
         while link is not None and end_s < first_s:
             if link.leader is None:
                 first_s = end_s
-            else:
-                self._ends.drop(link)
-                led.append(link)
-                link.advance(now)
-                left = max(0.0, link.first_end() - link.clock)
-                first_s = min(first_s, now + left / link.level_now())
-            end_s, link = self._ends.head()
-        for link in led:
-            self._expect(link)
+                break
+            ends.drop(link)
+            link.advance(now)
+            left = max(0.0, link.first_end() - link.clock)
+            first_s = min(first_s, now + left / link.level_now())
+            led.append((now + left / link.highest_level(), link))
+            end_s, link = ends.head()
+        for end_s, link in led:
+            ends.put(end_s, link)
         return first_s
 
     def _wake(self, end_s: float) -> None:
