@@ -63,7 +63,7 @@ from runtime.files import (
 )
 from runtime.object_store import address_of, brought, ensure_file, named_as, store_behind
 
-FORMAT = "persia-testbed-run-6"
+FORMAT = "persia-testbed-run-7"
 
 
 class Means(TypedDict):
@@ -136,14 +136,6 @@ class ServerCounters(GroupCounters, OfFreshTables):
     counters: dict[str, Count]
 
 
-class Clock(TypedDict):
-    """The servers' clock: the update and the step from which it counts."""
-
-    updates_per_step: Annotated[int, Within(1, 2**53)]
-    base_update: Count
-    base_step: Count
-
-
 class Staleness(TypedDict):
     """Totals of a `StalenessCounter`."""
 
@@ -178,7 +170,6 @@ class RunState:
     """What must be the same for a replay (`trace_meta`): seed, data, versions and so on."""
     servers: list[ServerCounters]
     """One of each embedding server."""
-    clock: Clock
     learner: LearnerState
     meter: MeterState
     """Losses, instants, and what was skipped or lost."""

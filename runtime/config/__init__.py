@@ -13,8 +13,8 @@ from runtime.config.train import (
     EvaluationConfig,
     ModelConfig,
     TrainConfig,
-    read_config,
 )
+from runtime.config.written import read_config
 
 __all__ = [
     "DENSE_OPTIMIZERS",

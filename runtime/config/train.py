@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from persia_sim.base.command_line import FLAT, OF_GROUP, AsGroup
-from persia_sim.base.files import read_document
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import (
     Checked,
+    Positive,
     ReadBy,
     Unread,
     Within,
     check_fields,
     in_group,
-    parse,
+    refuse_unread,
     unread,
     with_values,
 )
@@ -31,7 +32,7 @@ from runtime.config.sync import (
     SyncConfig,
     of_executor,
 )
-from runtime.embedding.config import Schedule, TableConfig
+from runtime.embedding.config import TableConfig
 
 DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 OF_TORCH = "torch.optim:"
@@ -78,6 +79,47 @@ class DataConfig(Checked):
                 "shuffle_buffer",
                 "shuffles within a buffer, and --data.shuffle the whole training part; remove one",
             )
+
+
+_DECAYS = ReadBy(lambda schedule: schedule.decay != "none", "a decay")
+_ENDS = ReadBy(lambda schedule: schedule.decay in ("linear", "cosine"), "decay linear or cosine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule(Checked):
+    """A factor of the learning rate: a linear warm-up, then a decay."""
+
+    warmup_steps: Annotated[int, Within(0, 2**63 - 1)] = 0
+    """Steps of the rise from 0 to 1, >= 0."""
+    decay: Literal["none", "linear", "cosine", "inverse_sqrt"] = "none"
+    """Down to ``floor`` over ``decay_steps`` after the warm-up; inverse_sqrt: as sqrt(decay_steps /
+    (decay_steps + steps after the warm-up)), for ever."""
+    decay_steps: Annotated[Positive, _DECAYS] = 10_000
+    """Length of the decay, in steps, >= 1."""
+    floor: Annotated[float, Within(0, 1), _ENDS] = 0.0
+    """The factor at the end of a linear or cosine decay, in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        refuse_unread(self)
+
+    def factor(self, step: int) -> float:
+        """The factor at a step, counted from 1.
+
+        >>> [Schedule(warmup_steps=2).factor(step) for step in (1, 2, 3)]
+        [0.5, 1.0, 1.0]
+        """
+        if step < self.warmup_steps:
+            return step / self.warmup_steps
+        after = step - max(1, self.warmup_steps)  # the first step has the whole rate, as torch's
+        share = min(after / self.decay_steps, 1.0)
+        if self.decay == "linear":
+            return 1.0 - (1.0 - self.floor) * share
+        if self.decay == "cosine":
+            return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * share))
+        if self.decay == "inverse_sqrt":
+            return math.sqrt(self.decay_steps / (self.decay_steps + after))
+        return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,11 +500,3 @@ class TrainConfig:
     def dense_updates_per_step(self) -> int:
         """Dense updates that take ``batch`` samples: with ``match=global`` one of every rank."""
         return self.sync.ranks if self.shares_steps else 1
-
-
-def read_config(path: Path) -> TrainConfig:
-    """The config in a .json or .toml file; groups and options that it leaves out have defaults.
-
-    Raises ValueError naming the file, the option, its value and what it may be.
-    """
-    return parse(TrainConfig, read_document(path), str(path))

@@ -272,13 +272,10 @@ class ShardRows(Protocol):
         """Per table, the batch's rows with their state; absent ones are left out."""
         ...
 
-    def update(
-        self, pushes: Sequence[WholePush], update: int, step: int, rate: float = 1.0
-    ) -> np.ndarray:
+    def update(self, pushes: Sequence[WholePush], update: int, rate: float = 1.0) -> np.ndarray:
         """One optimiser update on each row, gradients summed in the given order.
 
-        ``update`` counts the server's updates from 1 (Adam's bias correction), ``step`` the global
-        steps from 1 (schedules); ``rate`` multiplies the learning rate. Returns int64
-        [STALENESS_BINS]: rows by updates they had missed.
+        ``update`` counts the server's updates from 1 (Adam's bias correction), ``rate`` multiplies
+        the learning rate. Returns int64 [STALENESS_BINS]: rows by updates they had missed.
         """
         ...

@@ -1,5 +1,5 @@
-"""What a table of rows is: its width, its optimiser with its rate over the steps, initial values;
-and what it can do beside holding every row for ever: capacity, admission, hash stacks."""
+"""What a table of rows is: its width, its optimiser, initial values; and what it can
+do beside holding every row for ever: capacity, admission, hash stacks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ from persia_sim.base.schema import (
 )
 from runtime.data.ids import VALUE_BITS
 
-_DECAYS = ReadBy(lambda schedule: schedule.decay != "none", "a decay")
-_ENDS = ReadBy(lambda schedule: schedule.decay in ("linear", "cosine"), "decay linear or cosine")
-
 
 class _CheckedByReaders(Checked):
     """Options that are also held against who reads them."""
@@ -33,39 +30,6 @@ class _CheckedByReaders(Checked):
     def __post_init__(self) -> None:
         check_fields(self)
         refuse_unread(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule(_CheckedByReaders):
-    """A factor of the learning rate: a linear warm-up, then a decay."""
-
-    warmup_steps: Annotated[int, Within(0, 2**63 - 1)] = 0
-    """Steps of the rise from 0 to 1, >= 0."""
-    decay: Literal["none", "linear", "cosine", "inverse_sqrt"] = "none"
-    """Down to ``floor`` over ``decay_steps`` after the warm-up; inverse_sqrt: as sqrt(decay_steps /
-    (decay_steps + steps after the warm-up)), for ever."""
-    decay_steps: Annotated[Positive, _DECAYS] = 10_000
-    """Length of the decay, in steps, >= 1."""
-    floor: Annotated[float, Within(0, 1), _ENDS] = 0.0
-    """The factor at the end of a linear or cosine decay, in [0, 1]."""
-
-    def factor(self, step: int) -> float:
-        """The factor at a step, counted from 1.
-
-        >>> [Schedule(warmup_steps=2).factor(step) for step in (1, 2, 3)]
-        [0.5, 1.0, 1.0]
-        """
-        if step < self.warmup_steps:
-            return step / self.warmup_steps
-        after = step - max(1, self.warmup_steps)  # the first step has the whole rate, as torch's
-        share = min(after / self.decay_steps, 1.0)
-        if self.decay == "linear":
-            return 1.0 - (1.0 - self.floor) * share
-        if self.decay == "cosine":
-            return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * share))
-        if self.decay == "inverse_sqrt":
-            return math.sqrt(self.decay_steps / (self.decay_steps + after))
-        return 1.0
 
 
 MOST_ROUNDS = 64
@@ -164,7 +128,7 @@ class RowOptimizer(_CheckedByReaders):
     kind: RowOptimizerKind = "rowwise_adagrad"
     """sgd; adagrad with one accumulator per element, or one per row (mean square); adam, with one
     mean square per element, or one per row; FTRL-proximal (McMahan et al. 2013), whose rows start
-    from their initial values, and which only gradients move: no schedule does."""
+    from their initial values."""
     lr: Annotated[float, _RATE] = 0.05
     """Learning rate, > 0."""
     initial_accumulator: Annotated[float, _AT_LEAST_0, _OF_ADAGRAD] = 0.0
@@ -190,8 +154,6 @@ class RowOptimizer(_CheckedByReaders):
     """ftrl: weight of the squares, >= 0."""
     ftrl_beta: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 1.0
     """ftrl: smooths the first steps, >= 0."""
-    schedule: Schedule = field(default_factory=Schedule)
-    """The learning rate as a function of the step."""
 
     @property
     def epsilon(self) -> float:
@@ -199,10 +161,6 @@ class RowOptimizer(_CheckedByReaders):
         if self.eps is not None:
             return self.eps
         return 1e-8 if self.kind in _ADAM else 1e-10
-
-    def lr_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 1."""
-        return self.lr * self.schedule.factor(step)
 
 
 _SCALED = ReadBy(lambda t: t.initial != "inverse_sqrt", "an initial other than inverse_sqrt")

@@ -342,12 +342,11 @@ class EmbeddingServer:
             if strength:
                 pushes = compensated(self._own, pushes, self.shard, strength)
 
-            # One optimiser update of every row that is touched; schedules go by steps of all ranks.
+            # One optimiser update of every row that is touched.
             self.version += len(pushes) if of_ranks is None else of_ranks
             self.updates += 1
-            step = self._rules.step_of_update(self.updates)
-            with self.span("rows", UPDATE, 0, step - 1):  # a step of an update is counted from 1
-                self.row_staleness += self._own.update(pushes, self.updates, step, rate)
+            with self.span("rows", UPDATE, 0, first.step):
+                self.row_staleness += self._own.update(pushes, self.updates, rate)
 
     def lose(self, handle: Handle) -> None:
         """Record that the handle's push will never be applied here."""

@@ -6,7 +6,7 @@ The same rules stand in every engine: threads, processes, hosts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class ServerRules:
     merges: bool = False
     """A row takes one optimiser update a step, from all ranks' gradients summed in rank order."""
     updates_per_step: int = 1
-    """Row updates by which a server's clock moves one step: 1 when merged, else the pushes that
-    hold ``batch`` samples together."""
+    """Row updates by which the clock of admission and expiry moves one step: 1 when merged, else
+    the pushes that hold ``batch`` samples together."""
     in_rank_order: bool = False
     """The ranks' lookups of a step whose window is 0 are served in rank order: which rows a full
     table evicts must not depend on timing where the run promises the bytes of sync."""
@@ -41,11 +41,6 @@ class ServerRules:
     its own."""
     half: bool = False
     """Rows and gradients travel to and from other hosts as `embedding.half` has it."""
-    base_update: int = 0
-    """Updates that a server had applied, and"""
-    base_step: int = 0
-    """global steps that they came to, when these rules began to hold: a run that goes on with
-    other ranks has other updates per step from then on."""
 
     def of_fresh_tables(self) -> ServerRules:
         """What holds for the fresh tables: nothing is late, and a step's pushes are one update."""
@@ -73,15 +68,6 @@ class ServerRules:
             return step
         return (step * self.ranks + rank) // self.updates_per_step
 
-    def step_of_update(self, update: int) -> int:
-        """The global step, from 1, of a server's update number ``update``, from 1.
-
-        >>> [ServerRules(updates_per_step=4).step_of_update(k) for k in (1, 4, 5)]
-        [1, 1, 2]
-        """
-        since = update - self.base_update - 1
-        return self.base_step + since // self.updates_per_step + 1
-
     def rate(self, missed_pushes: Sequence[int]) -> float:
         """What the rows' learning rate is multiplied by, for one update made of pushes that each
         missed so many others: 1 / max(1, k), k the whole steps among them, on average.
@@ -92,15 +78,3 @@ class ServerRules:
         """
         steps = [max(0, missed) // self.ranks for missed in missed_pushes]
         return 1.0 / max(1.0, sum(steps) / len(steps))
-
-    def going_on(self, before: ServerRules, updates: int) -> ServerRules:
-        """These rules for servers that have applied ``updates`` under the rules ``before``.
-
-        >>> four = ServerRules(updates_per_step=2).going_on(ServerRules(updates_per_step=4), 8)
-        >>> [four.step_of_update(k) for k in (9, 10, 11)]
-        [3, 3, 4]
-        """
-        if before.updates_per_step == self.updates_per_step:
-            return replace(self, base_update=before.base_update, base_step=before.base_step)
-        step = before.step_of_update(updates) if updates else 0
-        return replace(self, base_update=updates, base_step=step)

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +35,6 @@ from runtime.stop import ENOUGH
 
 Judge = Callable[[nn.Module], float]
 """The score of the weights given and the rows as they are."""
-_CLOCK = ("updates_per_step", "base_update", "base_step")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -413,7 +412,6 @@ class Training:
             layout=plain(parts.store.layout),
             facts=plain(self.facts),
             servers=plain(parts.store.server_counters()),
-            clock=cast(Any, {name: getattr(self._rules, name) for name in _CLOCK}),
             learner={
                 "scale": cast(Any, parts.learner.scale.state()),
                 "drew_unseeded": parts.learner.drew_unseeded,
@@ -456,9 +454,6 @@ class Training:
         self.history.resumed_at_samples.append(state.samples)
         if self.leads:
             load(parts.store, start.rows)
-        before = replace(self._rules, **cast(Any, state.clock))
-        updates = max(server["updates"] for server in state.servers)
-        self._rules = self._rules.going_on(before, updates)
         if self.leads:
             parts.store.go_on(self._rules, state.servers)
         parts.learner.scale.go_on(state.learner["scale"])

@@ -72,7 +72,6 @@ def state(samples):
         layout={"fields": [{"name": "f"}]},
         facts={"ranks": 1, "shards": 1, "data_sha256": ""},
         servers=Store().rows.server_counters(),
-        clock={"updates_per_step": 1, "base_update": 0, "base_step": 0},
         learner={"scale": scale, "drew_unseeded": False, "rows": {}},
         meter=plain(meter.state()),
         history={},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import torch
 from persia_sim.base.rules import Refused
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DENSE_OPTIMIZERS, OF_TORCH, ModelConfig, SyncConfig, TrainConfig
+from runtime.config.train import Schedule
 from runtime.dense.optimizer import FunctionalOptimizer, TorchOptimizer
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
@@ -184,3 +186,13 @@ def test_a_run_imports_neither_torchs_compiler_nor_sklearn_nor_the_simulators_en
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert found.stdout == "[]\n", found.stdout + found.stderr
+
+
+def test_factors_of_the_rate_by_hand():
+    cosine = Schedule(warmup_steps=4, decay="cosine", decay_steps=6, floor=0.1)
+    for step, factor in [(1, 0.25), (4, 1.0), (7, 0.55), (10, 0.1), (50, 0.1)]:
+        assert cosine.factor(step) == pytest.approx(factor)
+    linear = Schedule(decay="linear", decay_steps=10)
+    assert [linear.factor(step) for step in (1, 6, 11, 21)] == [1.0, 0.5, 0.0, 0.0]
+    root = Schedule(decay="inverse_sqrt", decay_steps=100)
+    assert root.factor(301) == pytest.approx(math.sqrt(1 / 4))

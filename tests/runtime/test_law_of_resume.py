@@ -18,7 +18,7 @@ from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.shard import read_manifest
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import DataConfig, ModelConfig, TrainConfig
-from runtime.embedding.config import Admission, Capacity, RowOptimizer, Schedule
+from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.rank.learner import Learner
 from runtime.run.saver import Saving
 from runtime.run.session import Outcome, train
@@ -51,8 +51,7 @@ def assert_same_run(one: Outcome, other: Outcome) -> None:
     assert kept[0] == kept[1]
 
 
-ADAM = RowOptimizer(kind="adam", lr=0.05, schedule=Schedule(warmup_steps=3, decay="cosine",
-                                                            decay_steps=8))  # fmt: skip
+ADAM = RowOptimizer(kind="adam", lr=0.05)
 LAGGING = {
     "sync": {},
     "lookahead": {"mode": Mode.LOOKAHEAD, "ahead": 3},
@@ -278,7 +277,7 @@ def test_the_order_of_a_run_on_other_ranks_can_be_read(mode, shares, executor, t
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.law11
 def test_on_other_ranks_sync_ends_as_law_3_says(ranks, tmp_path):
-    """Two ranks, then one or four: the same sums in another order. A clock of steps goes on."""
+    """Two ranks, then one or four: the same sums in another order."""
     source = ArraySource(480)
     chosen = every(5, ranks=2, dtype="float64", optimizer=replace(ADAM, lr=0.01))
     whole = run(chosen, tmp_path / "whole", source=source)

@@ -16,7 +16,8 @@ from persia_sim import __main__ as simulator
 from persia_sim.base.trace import Event, Kind, Trace
 from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import updates_missed
-from runtime.embedding.config import Admission, Capacity, Schedule
+from runtime.config.train import Schedule
+from runtime.embedding.config import Admission, Capacity
 from runtime.order.replayable import DECIDES_NO_BYTE, refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of
 from tests.runtime.worlds import (

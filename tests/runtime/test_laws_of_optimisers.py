@@ -12,8 +12,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim import lr_scheduler
 
 from runtime.config import ModelConfig
+from runtime.config.train import Schedule
 from runtime.data.batch import Batch
-from runtime.embedding.config import RowOptimizer, Schedule
+from runtime.embedding.config import RowOptimizer
 from runtime.models.inputs import Embeddings
 from runtime.rank.feed import training_stream
 from runtime.rank.parts import assemble

@@ -21,12 +21,12 @@ from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import ModelConfig, TrainConfig
+from runtime.config.train import Schedule
 from runtime.dense.averaging import AveragedReplicas, TimedAveraging
 from runtime.dense.optimizer import FunctionalOptimizer, make_optimizer
 from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import StepGradients
 from runtime.dense.state import DenseState
-from runtime.embedding.config import Schedule
 from runtime.engines.open import assemble_for
 from runtime.engines.rank_process import ProcessRank
 from runtime.order.replayable import trace_meta

@@ -16,7 +16,7 @@ import torch
 from persia_sim.base.trace import ALL, Kind, TraceRecorder
 from persia_sim.base.vocabulary import Mode
 from runtime import stop
-from runtime.embedding.config import Admission, Capacity, RowOptimizer, Schedule, TableConfig
+from runtime.embedding.config import Admission, Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
@@ -225,32 +225,6 @@ def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executo
         adam.step()
     found = store.export()["rows"][1]
     assert np.allclose(found, parameter.detach().numpy(), rtol=1e-6)
-
-
-@pytest.mark.parametrize("mode", ["sync", "hybrid, merged", "hybrid, on arrival", "async"])
-@pytest.mark.law4
-def test_schedules_run_equally_fast_in_every_mode(mode):
-    """With sgd, a linear warm-up and gradients of one, a row's path is the sum of the rates."""
-    rates = []
-
-    class Spy(RowOptimizer):
-        __slots__ = ()
-
-        def lr_at(self, step: int) -> float:
-            rates.append(step)
-            return super().lr_at(step)
-
-    warm = Spy(kind="sgd", lr=0.1, schedule=Schedule(warmup_steps=50))
-    changes = {
-        "sync": {},
-        "hybrid, merged": {"mode": Mode.HYBRID, "tau": 3},
-        "hybrid, on arrival": {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False},
-        "async": {"mode": Mode.ASYNC, "tau": 1},
-    }[mode]
-    run(config(ranks=4, optimizer=warm, **changes), SOURCE)
-    steps = 13  # 300 samples, 24 a step, the last one short
-    pushes_per_step = 4 if mode == "hybrid, on arrival" else 1
-    assert rates == [s for s in range(1, steps + 1) for _ in range(pushes_per_step)]
 
 
 @pytest.mark.law4

@@ -24,10 +24,11 @@ from torch import nn
 from persia_sim.base.command_line import AsGroup, option_values, options_of
 from persia_sim.base.trace import Event, Trace
 from runtime.config import ModelConfig, TrainConfig
+from runtime.config.train import Schedule
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
-from runtime.embedding.config import RowOptimizer, Schedule, TableConfig
+from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.store import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.engines.open import assemble_for

@@ -203,16 +203,14 @@ class NativeShard:
         except MemoryError as error:
             raise MemoryError(f"a snapshot copies rows beside the table: {error}") from None
 
-    def update(
-        self, pushes: Sequence[WholePush], update: int, step: int, rate: float = 1.0
-    ) -> np.ndarray:
+    def update(self, pushes: Sequence[WholePush], update: int, rate: float = 1.0) -> np.ndarray:
         """One optimiser update on each row; rows by updates that they had missed."""
         missed = np.zeros(STALENESS_BINS, np.int64)
         parts = [
             (*self._places(handle), handle.values.filled(gradients).flat)
             for handle, gradients in pushes
         ]
-        lrs = [rule.lr_at(step) * rate for rule in self._optimizers]
+        lrs = [rule.lr * rate for rule in self._optimizers]
         native.push(self._all, parts, update, [lrs[k] for k in self._optimizer_of], missed)
         return missed
 

@@ -114,20 +114,18 @@ class ReferenceShard:
             replaced += len(where)
         return replaced
 
-    def update(
-        self, pushes: Sequence[WholePush], update: int, step: int, rate: float = 1.0
-    ) -> np.ndarray:
+    def update(self, pushes: Sequence[WholePush], update: int, rate: float = 1.0) -> np.ndarray:
         """One optimiser update on each row; rows by updates that they had missed."""
         missed = np.zeros(STALENESS_BINS, np.int64)
         for name in self.tables:
-            missed += self._update(name, pushes, update, step, rate)
+            missed += self._update(name, pushes, update, rate)
         return missed
 
     def _update(
-        self, name: str, pushes: Sequence[WholePush], update: int, step: int, rate: float
+        self, name: str, pushes: Sequence[WholePush], update: int, rate: float
     ) -> np.ndarray:
         rows = self.tables[name]
-        lr = rows.config.optimizer.lr_at(step) * rate
+        lr = rows.config.optimizer.lr * rate
         parts = [(h, h.plans[name].part(self._shard), g[name]) for h, g in pushes]
         slots = np.concatenate([h.slots[name][part] for h, part, _ in parts])
         if not len(slots):

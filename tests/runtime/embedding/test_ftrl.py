@@ -21,12 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from runtime.embedding.config import RowOptimizer, Schedule
+from runtime.embedding.config import RowOptimizer
 from runtime.embedding.native.extension import native
 from tests.runtime.embedding.conftest import OneTable
 
 RATES = st.one_of(st.just(0.0), st.floats(1e-3, 8.0))
-"""What a rate is multiplied by: schedules and `lr_by_staleness` both come in that way."""
+"""What a rate is multiplied by, as `lr_by_staleness` does."""
 GRADIENTS = st.one_of(st.just(0.0), st.floats(-3, 3).map(lambda g: round(g, 3)))
 HISTORIES = st.lists(st.tuples(RATES, GRADIENTS), min_size=1, max_size=12)
 
@@ -37,7 +37,7 @@ def step(table: OneTable, number: int, gradient: Any, rate: float = 1.0) -> None
     values = handle.values["rows"]
     gradients = np.broadcast_to(np.asarray(gradient, values.dtype), values.shape).copy()
     rows = table.store.servers[0].rows
-    rows.update([(handle, {"rows": gradients})], number + 1, number + 1, rate)
+    rows.update([(handle, {"rows": gradients})], number + 1, rate)
 
 
 def element(table: OneTable) -> float:
@@ -117,19 +117,6 @@ def test_without_regularisation_it_is_adagrad_of_torch_with_beta_for_eps(history
         np.testing.assert_allclose(
             table.values([7])[0], weights.detach().numpy(), rtol=1e-11, atol=1e-13
         )
-
-
-@pytest.mark.parametrize("decay", ["linear", "cosine"])
-def test_a_rate_that_falls_to_zero_un_learns_nothing(one_table, decay):
-    """Ten steps of gradient 1, then none: what was learned stays, to the last bit, at any rate."""
-    schedule = Schedule(decay=decay, decay_steps=20)
-    rule = RowOptimizer(kind="ftrl", lr=0.05, schedule=schedule)
-    table = one_table(dim=8, optimizer=rule, initial_scale=0.0)
-    values = []
-    for number in range(30):
-        table.push(table.look_up([7], number), 1.0 if number < 10 else 0.0)
-        values.append(element(table))
-    assert values[9] < -0.1 and values[9:] == [values[9]] * 21
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

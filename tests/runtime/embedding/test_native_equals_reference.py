@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.batch_rows import FieldVectors
-from runtime.embedding.config import RowOptimizer, Schedule, TableConfig
+from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import Pooling as NativePooling
 from runtime.embedding.native.store import NativeStore
@@ -30,13 +29,6 @@ OPTIMIZERS = [
     RowOptimizer(kind="rowwise_adagrad"),
     RowOptimizer(kind="adam"),
     RowOptimizer(kind="adam", beta1=0.5, beta2=0.9, bias_correction="row"),
-]
-SCHEDULES = [
-    Schedule(),
-    Schedule(warmup_steps=3),
-    Schedule(decay="linear", decay_steps=3, floor=0.125),
-    Schedule(warmup_steps=2, decay="cosine", decay_steps=4),
-    Schedule(decay="inverse_sqrt", decay_steps=2),
 ]
 LAYOUTS = {
     "one_table": Layout(fields=(Field(name="a"), Field(name="b", pooling="mean"))),
@@ -125,7 +117,6 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
 @given(
     layout=st.sampled_from(sorted(LAYOUTS)),
     optimizer=st.sampled_from(OPTIMIZERS),
-    schedule=st.sampled_from(SCHEDULES),
     dim=st.sampled_from([1, 3, 4, 8, 16, 24, 32, 64, 128, 130]),
     dtype=st.sampled_from(["float32", "float64"]),
     scale=st.sampled_from([0.0, 0.01, 0.5]),
@@ -135,11 +126,10 @@ def train(engine: Any, layout: Layout, config: dict[str, Any], seed: int, one_id
 )
 @pytest.mark.law6
 def test_native_engine_gives_the_bytes_of_the_reference(
-    layout, optimizer, schedule, dim, dtype, scale, one_id, kernels, seed
+    layout, optimizer, dim, dtype, scale, one_id, kernels, seed
 ):
     widest = native.kernel_set()
-    rule = replace(optimizer, schedule=schedule)
-    config = {"dim": dim, "dtype": dtype, "optimizer": rule, "initial_scale": scale}
+    config = {"dim": dim, "dtype": dtype, "optimizer": optimizer, "initial_scale": scale}
     try:
         native.choose_kernel_set(kernels)
     except ValueError:
@@ -149,28 +139,3 @@ def test_native_engine_gives_the_bytes_of_the_reference(
     finally:
         native.choose_kernel_set(widest)
     assert found == train("reference", LAYOUTS[layout], config, seed, one_id)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: f"{o.kind}-{o.bias_correction}")
-@pytest.mark.parametrize("schedule", SCHEDULES[1:], ids=lambda s: f"{s.warmup_steps}-{s.decay}")
-def test_a_fresh_row_moves_by_the_rate_of_its_step(optimizer, schedule):
-    """The first move of a row is the schedule's factor times that without a schedule."""
-    layout = LAYOUTS["one_table"]
-    for step in range(5):
-        moves = []
-        for chosen in (Schedule(), schedule):
-            table = TableConfig(
-                dim=4, dtype="float64", optimizer=replace(optimizer, schedule=chosen)
-            )
-            store = NativeStore(layout, [table])
-            ids = np.array([1, 2], np.uint64)
-            batch = Batch(ids, None, np.zeros((1, 0)), np.zeros((1, 1)))
-            handle = store.begin(0, step, batch)
-            store.servers[0].read(handle)
-            store.servers[0].updates = step  # as if all earlier steps were here
-            store.servers[0].apply([(handle, {"rows": np.full((2, 4), 0.5)})])
-            before, after = handle.values["rows"], store.peek(batch).values["rows"]
-            moves.append(after - before)
-        factor = schedule.factor(step + 1)
-        np.testing.assert_allclose(moves[1], factor * moves[0], rtol=1e-9, atol=1e-15)
-        assert np.abs(moves[0]).min() > 1e-6

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.config.train import Schedule
 from runtime.embedding.config import (
     Admission,
     Capacity,
     HashStack,
     RowOptimizer,
-    Schedule,
     TableConfig,
 )
 

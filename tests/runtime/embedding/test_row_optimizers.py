@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from runtime.embedding.config import RowOptimizer, Schedule
+from runtime.embedding.config import RowOptimizer
 
 IDS, STEPS, DIM = np.arange(12), 25, 5
 
@@ -89,13 +88,3 @@ def test_ftrl_proximal(one_table):
 def test_weight_bound_clamps_after_the_step(one_table):
     found, _ = run(one_table, RowOptimizer(kind="sgd", lr=1.0), weight_bound=0.5)
     assert np.abs(found).max() == 0.5
-
-
-def test_factors_of_the_rate_by_hand():
-    cosine = Schedule(warmup_steps=4, decay="cosine", decay_steps=6, floor=0.1)
-    for step, factor in [(1, 0.25), (4, 1.0), (7, 0.55), (10, 0.1), (50, 0.1)]:
-        assert cosine.factor(step) == pytest.approx(factor)
-    linear = Schedule(decay="linear", decay_steps=10)
-    assert [linear.factor(step) for step in (1, 6, 11, 21)] == [1.0, 0.5, 0.0, 0.0]
-    root = Schedule(decay="inverse_sqrt", decay_steps=100)
-    assert root.factor(301) == pytest.approx(math.sqrt(1 / 4))

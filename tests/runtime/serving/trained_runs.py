@@ -61,7 +61,6 @@ def checkpoint_of(world: World, folder: Path, *, layout: bool = True) -> Checkpo
         layout=plain(store.layout) if layout else None,
         facts={"ranks": 1, "shards": store.shards, "data_sha256": ""},
         servers=store.server_counters(),
-        clock={"updates_per_step": 1, "base_update": 0, "base_step": 0},
         learner={
             "scale": learner.scale.state(),
             "drew_unseeded": learner.drew_unseeded,

@@ -1,0 +1,49 @@
+"""The options of a run as a file has them, perhaps written before some of them were taken out.
+
+An option that is none any more is passed over where it said what every run does now. Any other
+value of it would make another run, and is refused by its name.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from persia_sim.base.files import read_document
+from persia_sim.base.schema import parse
+from runtime.config.train import TrainConfig
+from runtime.embedding.config import TableConfig
+
+_NO_SCHEDULE = {"warmup_steps": 0, "decay": "none", "decay_steps": 10_000, "floor": 0.0}
+TAKEN_OUT: dict[str, tuple[Any, ...]] = {
+    "rows.optimizer.schedule": (_NO_SCHEDULE,),
+}
+"""By path: the values with which a run was what it is without the option."""
+
+
+def read_config(path: Path) -> TrainConfig:
+    """The config in a .json or .toml file; groups and options that it leaves out have defaults.
+
+    Raises ValueError naming the file, the option, its value and what it may be.
+    """
+    return parse(TrainConfig, _as_today(read_document(path), ""), str(path))
+
+
+def table_of(document: Any, where: str) -> TableConfig:
+    """The table that an export says. Raises ValueError naming ``where``, the option, its value and
+    what it may be."""
+    return parse(TableConfig, _as_today(document, "rows."), where)
+
+
+def _as_today(document: Any, group: str) -> Any:
+    """A copy without what was taken out of this group."""
+    result = copy.deepcopy(document)
+    for path, values in TAKEN_OUT.items():
+        *tables, name = path.removeprefix(group).split(".")
+        inner = result
+        for table in tables:
+            inner = inner.get(table) if isinstance(inner, dict) else None
+        if path.startswith(group) and isinstance(inner, dict) and inner.get(name) in values:
+            inner.pop(name, None)
+    return result
