@@ -19,14 +19,10 @@ from torch import Tensor, nn
 
 from persia_sim.base.trace import TraceRecorder
 from runtime.config import TrainConfig
+from runtime.dense.buckets import Buckets, gathers
 from runtime.dense.group import RankGroup
-from runtime.dense.optimizer import (
-    Buckets,
-    DenseGradients,
-    LossScale,
-    gathers,
-    sum_in_rank_order,
-)
+from runtime.dense.loss_scale import LossScale
+from runtime.dense.optimizer import DenseGradients, sum_in_rank_order
 from runtime.dense.rules import BarrierRule, OnUpdate, StepGradients
 from runtime.stop import Stop
 

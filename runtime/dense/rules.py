@@ -18,8 +18,8 @@ from torch import nn
 
 from persia_sim.base.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
+from runtime.dense.buckets import Buckets
 from runtime.dense.optimizer import (
-    Buckets,
     DenseGradients,
     LateGradients,
     copy_weights,

@@ -22,7 +22,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from persia_sim.base.vocabulary import Stage
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch, Layout
-from runtime.dense.optimizer import DenseGradients, LossScale
+from runtime.dense.loss_scale import LossScale
+from runtime.dense.optimizer import DenseGradients
 from runtime.embedding.batch_rows import FieldVectors, Handle, VectorGradients
 from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model, is_imported

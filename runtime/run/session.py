@@ -28,7 +28,7 @@ from runtime.checkpoint.whole import Checkpoint, find_checkpoint
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.source import Source, heads_taken_over, refuse_other_columns, refuse_other_data
-from runtime.dense.optimizer import gathers
+from runtime.dense.buckets import gathers
 from runtime.embedding.config import TableConfig
 from runtime.embedding.store import EmbeddingStore
 from runtime.engines.open import assemble_for, source_of

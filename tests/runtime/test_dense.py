@@ -18,7 +18,8 @@ from persia_sim.cluster.allreduce import DenseSync
 from runtime.config import ModelConfig
 from runtime.dense import optimizer, rules
 from runtime.dense.averaging import AveragedReplicas, mean_model, mean_weights
-from runtime.dense.optimizer import MAX_BUCKET_BYTES, bucket_plan, sum_in_rank_order
+from runtime.dense.buckets import MAX_BUCKET_BYTES, bucket_plan
+from runtime.dense.optimizer import sum_in_rank_order
 from runtime.dense.rules import Rendezvous
 from runtime.embedding.config import RowOptimizer
 from runtime.rank.learner import Learner

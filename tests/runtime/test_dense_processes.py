@@ -27,7 +27,8 @@ from runtime.dense import optimizer
 from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.distributed import DistributedWeights, ProcessAllReduce
 from runtime.dense.group import RankGroup
-from runtime.dense.optimizer import FunctionalOptimizer, LossScale
+from runtime.dense.loss_scale import LossScale
+from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
 from runtime.engines.dense.async_weights import (

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from persia_sim.base.vocabulary import Mode
-from runtime.dense import optimizer
-from runtime.dense.optimizer import LossScale
+from runtime.dense import loss_scale
+from runtime.dense.loss_scale import LossScale
 from runtime.rank import learner
 from runtime.rank.learner import round_products
 from runtime.serving.trained import on_device
@@ -99,7 +99,7 @@ def test_in_async_every_batch_is_an_update_of_the_loss_scale():
 
 
 def test_a_calm_loss_scale_is_doubled_up_to_where_it_began(monkeypatch):
-    monkeypatch.setattr(optimizer, "_GROWTH_UPDATES", 3)
+    monkeypatch.setattr(loss_scale, "_GROWTH_UPDATES", 3)
     scale = LossScale(config(precision="float16", loss_scale=64.0, ranks=2))
     seen = []
     for step in range(12):

@@ -1,7 +1,7 @@
 """Row optimisers, on arrays of distinct rows at once, in torch's formulas (law 4).
 
 Every rule changes ``values`` [n, d] and ``state`` [n, k] in place, given gradients [n, d] and the
-learning rate of this step; the rate is an argument so that no rule can miss what it is multiplied by.
+learning rate of this step; the rate is an argument so that no rule can miss its factor.
 """
 
 from __future__ import annotations
