@@ -196,7 +196,6 @@ _PORT = r"0*(?:\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
 HOST_PORT = re.compile(rf"(?:[\w.-]+|\[[\da-fA-F:.]+(?:%\w+)?\]):{_PORT}", re.ASCII)
 HOST_PORT_RULE = "must be HOST:PORT, PORT from 0 to 65535, an IPv6 address in brackets"
 """What who is not of that form is told."""
-_SCALED = ReadBy(lambda run: run.engine.precision == "float16", "precision float16")
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
@@ -246,8 +245,6 @@ class EngineConfig:
     order, in twice as many messages one after the other, and fewer bytes. For W ranks it is the
     faster one where the network has more bytes than latency x rate x W / (W - 2). auto: gather for
     two ranks and for small networks on the CPU, else ring."""
-    loss_scale: Annotated[float, Within(0, 2.0**100, without="least"), _SCALED] = 65536.0
-    """First factor on the loss of float16, > 0; halved on overflow (source: torch's GradScaler)."""
     lookups_in_flight: Annotated[int, Within(1, 2**20), FETCHES_CONCURRENT] = (
         DEFAULT_LOOKUPS_IN_FLIGHT
     )

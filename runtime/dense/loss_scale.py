@@ -8,6 +8,7 @@ from typing import Any
 
 from runtime.config import TrainConfig
 
+FIRST_SCALE = 65536.0  # source: torch.amp.GradScaler
 _GROWTH_UPDATES = 2000  # source: the growth interval of torch.amp.GradScaler
 _SCALE_STATE = ("value", "calm", "step", "found_finite", "found_overflow")
 
@@ -23,7 +24,7 @@ class LossScale:
     def __init__(self, config: TrainConfig) -> None:
         self._adapts = config.engine.precision == "float16"
         self._shared = config.sync.mode.has_barrier
-        self._most = self._value = config.engine.loss_scale if self._adapts else 1.0
+        self._most = self._value = FIRST_SCALE if self._adapts else 1.0
         self._calm = 0
         self._step = 0
         self._found_finite = self._found_overflow = False

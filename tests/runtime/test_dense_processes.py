@@ -136,8 +136,9 @@ WAYS = {
 
 def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     group = RankGroup(rank, ranks, store, torch.device("cpu"))
-    float16 = EngineConfig(precision="float16", loss_scale=8.0)
+    float16 = EngineConfig(precision="float16")
     scale = LossScale(TrainConfig(sync=SyncConfig(ranks=ranks), engine=float16))
+    scale.go_on(scale.state() | {"value": 8.0})
     for name, (overlapped, gathers, dense_lag) in WAYS.items():
         told, recorder = Told(), TraceRecorder()
         model = fresh_model()

@@ -18,6 +18,7 @@ from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.shard import read_manifest
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import DataConfig, ModelConfig, TrainConfig
+from runtime.dense import loss_scale
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.rank.learner import Learner
 from runtime.run.saver import Saving
@@ -126,9 +127,10 @@ def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(mode, engine
     assert_same_bytes(resumed, train(again, SOURCE))
 
 
-def test_half_precision_keeps_its_loss_scale_over_a_resume(tmp_path):
+def test_half_precision_keeps_its_loss_scale_over_a_resume(tmp_path, monkeypatch):
     """The first scale overflows: it is halved, on both sides of the cut."""
-    chosen = every(2, precision="float16", loss_scale=2.0**30, batch=12, nonfinite="skip")
+    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 2.0**30)
+    chosen = every(2, precision="float16", batch=12, nonfinite="skip")
     whole = run(chosen, tmp_path / "whole")
     (first, *_) = complete_checkpoints(tmp_path / "whole")
     before = read_checkpoint(first).state.learner["scale"]["value"]

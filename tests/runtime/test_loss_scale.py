@@ -54,8 +54,9 @@ def test_short_precision_trains_and_stays_near_float32():
     assert short.meter.losses[-1] == pytest.approx(full.meter.losses[-1], abs=0.05)
 
 
-def test_float16_halves_its_scale_on_overflow_and_goes_on():
-    world = run(config(precision="float16", loss_scale=2.0**27), SOURCE)
+def test_float16_halves_its_scale_on_overflow_and_goes_on(monkeypatch):
+    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 2.0**27)
+    world = run(config(precision="float16"), SOURCE)
     assert world.meter.batches_skipped > 0
     assert world.learner.scale.value < 2.0**27
     assert all(np.isfinite(array).all() for array in world.state().values())
@@ -73,7 +74,8 @@ def scales_by_step(monkeypatch, **changes) -> tuple[dict[int, set[float]], objec
             return found
 
     monkeypatch.setattr(learner, "LossScale", Watched)
-    world = run(config(precision="float16", loss_scale=2.0**27, **changes), SOURCE)
+    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 2.0**27)
+    world = run(config(precision="float16", **changes), SOURCE)
     return given, world
 
 
@@ -92,15 +94,17 @@ def test_all_ranks_of_a_step_share_one_loss_scale_and_halve_it_once(monkeypatch,
     assert world.meter.batches_skipped > falls.count(2.0)
 
 
-def test_in_async_every_batch_is_an_update_of_the_loss_scale():
-    world = run(config(precision="float16", loss_scale=2.0**27, mode=Mode.ASYNC, ranks=4), SOURCE)
+def test_in_async_every_batch_is_an_update_of_the_loss_scale(monkeypatch):
+    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 2.0**27)
+    world = run(config(precision="float16", mode=Mode.ASYNC, ranks=4), SOURCE)
     assert world.meter.batches_skipped > 0
     assert world.learner.scale.value == 2.0 ** (27 - world.meter.batches_skipped)
 
 
 def test_a_calm_loss_scale_is_doubled_up_to_where_it_began(monkeypatch):
     monkeypatch.setattr(loss_scale, "_GROWTH_UPDATES", 3)
-    scale = LossScale(config(precision="float16", loss_scale=64.0, ranks=2))
+    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 64.0)
+    scale = LossScale(config(precision="float16", ranks=2))
     seen = []
     for step in range(12):
         seen.append(scale.of(step))
@@ -115,8 +119,9 @@ def test_a_calm_loss_scale_is_doubled_up_to_where_it_began(monkeypatch):
 
 
 def test_in_async_a_loss_scale_is_doubled_after_so_many_batches_of_whichever_rank(monkeypatch):
-    monkeypatch.setattr(optimizer, "_GROWTH_UPDATES", 3)
-    scale = LossScale(config(precision="float16", loss_scale=64.0, mode=Mode.ASYNC, ranks=2))
+    monkeypatch.setattr(loss_scale, "_GROWTH_UPDATES", 3)
+    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 64.0)
+    scale = LossScale(config(precision="float16", mode=Mode.ASYNC, ranks=2))
     seen = []
     for batch in range(10):
         seen.append(scale.of(batch // 2))
@@ -127,6 +132,7 @@ def test_in_async_a_loss_scale_is_doubled_after_so_many_batches_of_whichever_ran
     assert seen == [64, 64, 32, 16, 16, 16, 32, 32, 32, 64]
 
 
-def test_a_loss_scale_of_one_is_not_to_blame_for_an_overflow():
-    assert not LossScale(config(precision="float16", loss_scale=1.0)).note_overflow(0)
+def test_a_loss_scale_of_one_is_not_to_blame_for_an_overflow(monkeypatch):
+    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 1.0)
+    assert not LossScale(config(precision="float16")).note_overflow(0)
     assert not LossScale(config()).note_overflow(0)

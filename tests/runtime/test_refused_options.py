@@ -8,7 +8,7 @@ from tests.refusals import assert_names, assert_names_last
 
 UNREAD = (
     "sync --tau 4", "sync --ahead=4", "sync --merge-pushes", "sync --timeline",
-    "sync --trace t.npz", "sync --latency-s 0.1", "sync --loss-scale 8", "sync --sync-steps 3",
+    "sync --trace t.npz", "sync --latency-s 0.1", "sync --sync-steps 3",
     "sync --permits 2", "hybrid --ahead 2", "hybrid --permits 2", "hybrid --match global",
     "async --no-merge-pushes",
     "async --sync-steps 3", "async --dense-lag 1", "async_averaging --dense-lag 1",

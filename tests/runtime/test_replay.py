@@ -11,6 +11,7 @@ import torch
 from persia_sim.base.trace import Event, Kind, Trace
 from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
+from runtime.dense import loss_scale
 from runtime.order.replayable import other_facts, refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of
 from runtime.run.session import train
@@ -155,11 +156,11 @@ def test_replay_notices_a_push_to_a_shard_that_the_batch_does_not_touch():
 
 
 @pytest.mark.parametrize("change", [{}, {"precision": "float16"}], ids=["float32", "float16"])
-def test_a_run_of_the_barrier_modes_is_replayed_from_its_file(change, tmp_path):
+def test_a_run_of_the_barrier_modes_is_replayed_from_its_file(change, tmp_path, monkeypatch):
     """float16, too: its loss scale is decided once a step, whoever is first."""
     hybrid = {"mode": Mode.HYBRID, "tau": 2, "ranks": 4}
-    scale = {"loss_scale": 2.0**27} if change else {}
-    chosen = config(executor="concurrent", **hybrid, **change, **scale)
+    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 2.0**27)
+    chosen = config(executor="concurrent", **hybrid, **change)
     recorded = train(chosen, SOURCE)
     recorded.trace.save(tmp_path / "t.npz")
     again = train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)

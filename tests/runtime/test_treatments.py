@@ -18,6 +18,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import find_checkpoint, read_checkpoint
 from runtime.config import ModelConfig
+from runtime.dense import loss_scale
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.serving.trained import open_trained
 from tests.runtime import test_law_of_resume as resume
@@ -142,9 +143,10 @@ def test_a_step_that_is_left_out_leaves_its_place_empty(executor):
     assert_equal_to(plain_training(nonfinite.chosen(), source, dense_lag=2, **steps), world)
 
 
-def test_gradients_wait_without_their_loss_scale():
+def test_gradients_wait_without_their_loss_scale(monkeypatch):
     """float16, whose first scales overflow: what waits was divided by the scale of its own step."""
-    half = {"precision": "float16", "loss_scale": 2.0**30, "nonfinite": "skip"}
+    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 2.0**30)
+    half = {"precision": "float16", "nonfinite": "skip"}
     once = run(config(**half), SOURCE)
     late = run(config(**half, dense_lag=1), SOURCE)
     skipped = once.meter.batches_skipped
