@@ -56,8 +56,6 @@ class Train:
     `pip install 'persia-testbed[cluster]'`."""
     cluster_wait_s: float = 300.0
     """Seconds to wait until the cluster has room for all of them, or for the least."""
-    cluster_server_bytes: int = 0
-    """Memory that Ray sets aside for each embedding server, >= 0; hosts with less get none."""
     store_timeout: Annotated[float, Within(0.1, 3600)] = USUAL_REQUEST_S
     """Seconds that a request to the store of --out URL may go without an answer, from 0.1 to 3600;
     a call is given up after five times as long, and the run ends with 75 when it cannot go on."""
@@ -97,9 +95,6 @@ class Train:
             raise ValueError(
                 f"--ray must be local:N with N from 1 to 64, auto or HOST:PORT, got {self.ray!r}"
             )
-        room = self.cluster_server_bytes
-        if room < 0 or (room and self.ray is None):
-            raise ValueError(f"--cluster-server-bytes is >= 0, and read with --ray; got {room}")
 
     @property
     def folder(self) -> Path | None:

@@ -54,17 +54,14 @@ class ResourcePlan:
     """So of servers."""
 
     @classmethod
-    def of(
-        cls, config: TrainConfig, least: int, least_servers: int, server_bytes: int = 0
-    ) -> ResourcePlan:
-        """The plan of a run, whose servers take so much memory each."""
+    def of(cls, config: TrainConfig, least: int, least_servers: int) -> ResourcePlan:
+        """The plan of a run."""
         engine = config.engine
         rank = {"CPU": float(engine.threads)}
         if engine.device != "cpu":
             rank["GPU"] = 1.0
         core = {"CPU": 1.0}
         server = {"CPU": float(engine.server_threads or 1)}
-        server |= {"memory": float(server_bytes)} if server_bytes else {}
         workers = [core] * engine.workers
         loaders = [core] * engine.loaders
         ranks = [rank] * config.sync.ranks

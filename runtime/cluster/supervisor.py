@@ -79,9 +79,7 @@ def train_on_cluster(request: OnCluster) -> None:
     command = read_train(whole, launch)
 
     # What is asked of the cluster, and training once there is room.
-    plan = ResourcePlan.of(
-        command.run, request.ranks.least, request.servers.least, command.cluster_server_bytes
-    )
+    plan = ResourcePlan.of(command.run, request.ranks.least, request.servers.least)
     with connected(request.where, plan), reserved(plan, command.cluster_wait_s) as room:
         print(room.describe(), flush=True)
         if command.dry_run:

@@ -35,14 +35,13 @@ WITH_REMEDY = {
     "--stop-after 2 --eval-split validation": "--evaluate-every-steps",
     "--checkpoint-incremental": "--checkpoint-every",
     "--data.shuffle --data.shuffle-buffer 16": "remove one",
-    "--executor concurrent --workers 1": "--servers", "--cluster-server-bytes 1": "--ray",
+    "--executor concurrent --workers 1": "--servers",
     "--executor concurrent --dense-sum gather": "torchrun",
     "--data synthetic --data.validation-fraction 0.1": "synthetic stream",
     "--rows.optimizer.momentum=0.9": "kind sgd",
     "--rows.initial-mean=1": "initial normal",
     "--rows.storage=float16 --rows.initial-scale=1e30": "float16 holds",
     "--rows.storage=bfloat16 --rows.initial-scale=3.4e38": "bfloat16 holds",
-    "--ray local:1 --cluster-server-bytes -1": ">= 0",
     "--mode hybrid --executor concurrent --servers 1 --delay-compensation 2": "--servers",
 }  # fmt: skip
 """What must be named: the option to type instead or with it, or the value that it needs."""
