@@ -27,8 +27,8 @@ SYNTHETIC = "synthetic"
 _FIRST_DRAW = (SYNTHETIC, "default", "1", "1")  # kind, preset, scale, draw
 _ROWS_OF_AN_ORDINARY_SET = 165_000  # KuaiRand's training part; only the progress bar asks
 MOST_POINTS = 100_000
-_DECIDES_NO_RESULT = ("data.dir", "data.keep")
-"""Where the data lie, and whether they are kept parsed."""
+_DECIDES_NO_RESULT = ("data.dir",)
+"""Where the data lie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +113,7 @@ def data_sha256(config: TrainConfig) -> str:
     from runtime.data.open import open_source  # late: a second to import
 
     data = config.data
-    source = open_source(
-        data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows, keep=data.keep
-    )
+    source = open_source(data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows, keep=True)
 
     # Studies compare the AUC of the first task, so it must be a label of 0 and 1.
     first = source.layout.tasks[0]

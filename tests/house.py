@@ -178,9 +178,7 @@ def trace_a_batch(executor: str) -> tuple[int, int, int]:
     # The run of the examples, as its page has it.
     os.chdir(ROOT / "examples")
     changes = {"sync.mode": "hybrid", "sync.tau": 4, "sync.ranks": 1, "engine.executor": executor}
-    config = with_changes(
-        read_config(Path("run.toml")), {**changes, "steps": STEPS, "data.keep": False}
-    )
+    config = with_changes(read_config(Path("run.toml")), {**changes, "steps": STEPS})
     Feed.take = noting(Feed.take, lambda feed, rank, step: step)  # type: ignore
     for name in ("forward_backward", "push"):
         stage = noting(getattr(RankStages, name), lambda rank, batch: batch.handle.step)

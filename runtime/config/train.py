@@ -68,9 +68,6 @@ class DataConfig(Checked):
     is drawn from the buffer and the next one of the stream takes its place. None: no buffer."""
     skip_bad_rows: bool = False
     """Count and leave out rows that break the schema; else the first one ends the run."""
-    keep: bool = True
-    """Keep what was parsed of files in the user's cache folder, at most 4 GiB in all: the next run
-    maps it into memory instead of parsing again."""
 
     def __post_init__(self) -> None:
         check_fields(self)

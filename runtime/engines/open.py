@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 def source_of(config: TrainConfig) -> Source:
     """The data that the config names, read here."""
     data = config.data
-    keep = data.keep and not config.engine.loaders  # what is kept needs nobody to parse it
     return open_source(
         data.name,
         data.dir,
         data.rows,
         data.skip_bad_rows,
-        keep=keep,
+        keep=not config.engine.loaders,  # what is kept needs nobody to parse it
         validation_fraction=data.validation_fraction,
     )
 

@@ -262,7 +262,7 @@ class RunFailover:
 
 
 _FIXED = {"precision", "trace", "trace_order", "eval_split", "test_rows", "top"}
-_MAY_CHANGE = {"ranks", "permits", "ahead", "lookahead", "steps", "data.dir", "data.keep"} | {
+_MAY_CHANGE = {"ranks", "permits", "ahead", "lookahead", "steps", "data.dir"} | {
     name.replace("_", "-")
     for group in (EngineConfig, CheckpointConfig, EvaluationConfig)
     for name in field_types(group)

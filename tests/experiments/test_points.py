@@ -118,7 +118,7 @@ def test_any_option_makes_another_point_but_for_where_the_data_lie(option, tmp_p
     point = Point(label="one", config=TrainConfig())
     other = replace(point, config=with_another(point.config, option))
     same = point.folder(tmp_path) == other.folder(tmp_path)
-    assert same == (option in ("data.dir", "data.keep"))
+    assert same == (option == "data.dir")
 
 
 def test_a_model_that_is_trained_anew_makes_the_points_that_start_from_it_new(tmp_path):

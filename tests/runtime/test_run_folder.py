@@ -78,7 +78,7 @@ def test_each_of_two_tasks_has_the_figures_of_its_own_labels_and_predictions(tmp
         'labels = ["is_click", "is_buy"]\ntasks = ["click", "buy"]\n'
         "split = { test_fraction = 0.2 }\n"
     )
-    data = DataConfig(name=str(tmp_path / "shop.toml"), keep=False)
+    data = DataConfig(name=str(tmp_path / "shop.toml"))
     model = ModelConfig(hidden=(16,), lr=0.02)
     run_into(tmp_path / "run", config(data=data, model=model, batch=20, seed=1, test_rows=600))
     tasks = read(tmp_path / "run", "summary.json")["tasks"]
@@ -106,7 +106,7 @@ def test_what_each_row_counts_and_whose_it_is_stand_beside_its_predictions(tmp_p
         'name = "shop"\nfile = "shop.csv"\ncolumns = ["user", "item"]\nlabels = ["label"]\n'
         'weight = "often"\ngroup = "user"\nsplit = { test_fraction = 0.4 }\n'
     )
-    data = DataConfig(name=str(tmp_path / "shop.toml"), keep=False)
+    data = DataConfig(name=str(tmp_path / "shop.toml"))
     run_into(tmp_path / "run", config(data=data, batch=40, steps=2, test_rows=80))
     kept = read_predictions(tmp_path / "run")
     assert kept.weights.tolist() == often[-80:].tolist()

@@ -96,7 +96,7 @@ def test_the_first_rows_of_the_training_part_are_split_into_both(data):
 
 def test_who_judges_by_some_of_the_rows_is_told(data, tmp_path):
     chosen = TrainConfig(
-        batch=8, data=DataConfig(name=data, keep=False), evaluation=EvaluationConfig(test_rows=7)
+        batch=8, data=DataConfig(name=data), evaluation=EvaluationConfig(test_rows=7)
     )
     chosen = changed(chosen, wire="half")
     notes = run_into(tmp_path / "run", chosen)["notes"]
@@ -107,7 +107,7 @@ def test_who_judges_by_some_of_the_rows_is_told(data, tmp_path):
 def test_a_run_folder_says_the_part_and_has_its_labels(data, tmp_path):
     chosen = TrainConfig(
         batch=8,
-        data=DataConfig(name=data, validation_fraction=0.25, keep=False),
+        data=DataConfig(name=data, validation_fraction=0.25),
         evaluation=EvaluationConfig(eval_split="validation"),
     )
     chosen = replace(chosen, checkpoint=CheckpointConfig(checkpoint_every="end"))
@@ -170,7 +170,7 @@ def test_samples_without_a_user_are_in_no_group(tmp_path):
     schema = 'name = "a"\nfile = "a.csv"\nlabels = ["label"]\ngroup = "user"\n'
     schema += 'split = { test_fraction = 0.5 }\ncolumns = ["user", "item"]\n'
     (tmp_path / "a.toml").write_text(schema)
-    data = DataConfig(name=str(tmp_path / "a.toml"), keep=False)
+    data = DataConfig(name=str(tmp_path / "a.toml"))
     run_into(tmp_path / "run", TrainConfig(batch=32, data=data))
 
     found = read_predictions(tmp_path / "run")

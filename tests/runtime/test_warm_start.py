@@ -130,7 +130,7 @@ def test_other_columns_are_refused(edit, told, tmp_path, capsys):
     ("split", "more", "told"),
     [
         ('{ column = "day", test_from = 5 }', [], "240 samples of the test part were trained on"),
-        ('{ column = "day", test_from = 9 }', ["--data.no-keep"], None),
+        ('{ column = "day", test_from = 9 }', [], None),
         (
             '{ column = "day", test_from = 8, validation_fraction = 0.5 }',
             ["--eval-split", "validation", "--executor", "concurrent", "--loaders", "1"],

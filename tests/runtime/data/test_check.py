@@ -178,6 +178,6 @@ def test_a_column_of_what_is_no_single_value_is_told_of(held, kind, tmp_path, ca
     fits = (held, kind) == ("lists", "multi")
     assert bool(re.search(r"^x: \d+ bad, first: mine.parquet, row \d", capsys.readouterr().out,
                           re.MULTILINE)) == (not fits)  # fmt: skip
-    words = ["--steps", "1", "--batch", "8", "--data.no-keep", "--out", str(tmp_path / "run")]
+    words = ["--steps", "1", "--batch", "8", "--out", str(tmp_path / "run")]
     assert main(["train", "--data.name", str(schema), *words]) == (0 if fits else 2)
     assert ("column x" in capsys.readouterr().err) == (not fits)

@@ -336,14 +336,15 @@ def test_a_run_from_kept_data_has_the_bytes_of_one_that_parses(data, tmp_path, m
     )
     states = []
     for keep in (False, True, True):
-        named = DataConfig(name=str(data / "mine.toml"), keep=keep)
+        named = DataConfig(name=str(data / "mine.toml"))
         outcome = train(
             TrainConfig(
                 batch=8,
                 data=named,
                 model=ModelConfig(hidden=(8,)),
                 evaluation=EvaluationConfig(evaluate_every_steps=2),
-            )
+            ),
+            None if keep else open_source(named.name),
         )
         rows = outcome.store.export()["rows"]
         states.append((*(a.tobytes() for a in rows), outcome.final.predictions.tobytes()))

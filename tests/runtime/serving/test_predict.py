@@ -22,7 +22,7 @@ CLICKS = pd.read_csv(EXAMPLES / "clicks.csv", dtype=str, keep_default_na=False)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("predict") / "run"
-    words = ["--data.name", str(EXAMPLES / "clicks.toml"), "--model.hidden", "16", "--data.no-keep"]
+    words = ["--data.name", str(EXAMPLES / "clicks.toml"), "--model.hidden", "16"]
     assert main(["train", *words, "--checkpoint-every", "end", "--out", str(folder)]) == 0
     assert main(["export", str(folder), "--out", str(folder.parent / "export")]) == 0
     return folder
@@ -186,7 +186,7 @@ def headless(tmp_path_factory):
         'header = ["day", "y", "user", "item", "w"]\n'
         'split = { column = "day", test_equals = "b" }\ncolumns = ["user", "item"]\n'
     )
-    words = ["--data.name", str(folder / "s.toml"), "--model.hidden", "4", "--data.no-keep"]
+    words = ["--data.name", str(folder / "s.toml"), "--model.hidden", "4"]
     assert main(["train", *words, "--checkpoint-every", "end", "--out", str(folder / "run")]) == 0
     return folder
 
@@ -265,7 +265,7 @@ def slots(tmp_path_factory):
     kinds.to_csv(folder / "kinds.csv", index=False)
     (folder / "slots.toml").write_text(SLOTS)
     words = ["--data.name", str(folder / "slots.toml"), "--batch", "32", "--model.hidden", "8"]
-    words += ["--rows.optimizer.lr", "1.0", "--data.no-keep", "--checkpoint-every", "end"]
+    words += ["--rows.optimizer.lr", "1.0", "--checkpoint-every", "end"]
     assert main(["train", *words, "--out", str(folder / "run")]) == 0
     assert main(["export", str(folder / "run"), "--out", str(folder / "export")]) == 0
     table["kind"] = table.slot.dt.hour % 5
