@@ -60,8 +60,9 @@ class Train:
     """Seconds that a request to the store of --out URL may go without an answer, from 0.1 to 3600;
     a call is given up after five times as long, and the run ends with 75 when it cannot go on."""
     log: str | None = None
-    """Tell a class of yours the scores as they come, as my_log:MyLog (docs/training.md has one
-    for W&B). Its code is run; no file can ask for it."""
+    """Tell the scores as they come: tensorboard (in the run folder; `pip install tensorboard`), or
+    a class of yours, as my_log:MyLog (docs/training.md has one for W&B). Its code is run; no file
+    can ask for it."""
     dry_run: bool = False
     """Read no data and train nothing: print every option that the run would read, its value, and
     whether it was typed, or is a file's, a preset's or the default."""

@@ -263,8 +263,6 @@ class EngineConfig:
     timeline: Annotated[bool, CONCURRENT] = False
     """Keep how long each stage of all ranks of the concurrent executor took: timeline.json, for
     Perfetto."""
-    tensorboard: bool = False
-    """Tell TensorBoard the scores as they come, in the run folder; `pip install tensorboard`."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -19,6 +19,7 @@ _NO_SCHEDULE = {"warmup_steps": 0, "decay": "none", "decay_steps": 10_000, "floo
 TAKEN_OUT: dict[str, tuple[Any, ...]] = {
     "rows.optimizer.schedule": (_NO_SCHEDULE,),
     "engine.loss_scale": (65536.0,),
+    "engine.tensorboard": (True, False),
     "data.keep": (True, False),
 }
 """By path: the values with which a run was what it is without the option."""

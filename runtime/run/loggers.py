@@ -6,14 +6,15 @@ import importlib
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from runtime.config import TrainConfig
 from runtime.models.imported import is_pythons, refuse_code_in
 from runtime.models.networks import described_error
-from runtime.run.folder import flat, plain
+from runtime.run.folder import plain
+
+TENSORBOARD = "tensorboard"
 
 
 class Logger(Protocol):
-    """What `train --log package.module:Class` names."""
+    """What `train --log` names."""
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         """``folder`` of the run; ``options`` by dotted name."""
@@ -26,12 +27,17 @@ class Logger(Protocol):
 
 
 def logger_class(name: str) -> type[Logger]:
-    """The class of a name that somebody has typed. Raises ValueError where it is none; its code is
-    run by importing it, but never out of the folder of a run or of an export."""
-    # A name of the user's own code.
+    """The class of a name that somebody has typed: `TensorBoard`, or one of their own, whose code
+    is run by importing it, but never out of the folder of a run or of an export. Raises ValueError
+    where it is none."""
+    # The one of this project, else a name of the user's own code.
+    if name == TENSORBOARD:
+        return TensorBoard
     module, _, attribute = name.partition(":")
     if not attribute:
-        raise ValueError(f"--log is {name!r}: name a class of yours, as my_module:Logger")
+        raise ValueError(
+            f"--log is {name!r}: name {TENSORBOARD}, or a class of yours, as my_module:Logger"
+        )
     refuse_code_in(None, name)
     if is_pythons(module):
         raise ValueError(f"--log is {name!r}: {module} is a module of Python itself")
@@ -57,7 +63,9 @@ def logger_class(name: str) -> type[Logger]:
 class TensorBoard:
     """Events in the run folder; `tensorboard --logdir runs` shows every run by that name."""
 
-    def __init__(self, folder: Path, config: TrainConfig, goes_on_at: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, options: dict[str, Any], goes_on_at: int | None = None
+    ) -> None:
         """``goes_on_at``: samples of the checkpoint that a resumed run goes on from; what a killed
         run told after it is hidden. Raises ValueError where tensorboard is not installed."""
         try:
@@ -65,10 +73,10 @@ class TensorBoard:
         except ImportError as error:
             raise ValueError(
                 "tensorboard is asked for and not installed; run `pip install tensorboard`, or"
-                " leave --tensorboard out"
+                " leave --log out"
             ) from error
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=goes_on_at)
-        self._config = config
+        self._options = options
 
     def scores(self, samples: int, tasks: dict[str, dict[str, Any]], *, drained: bool) -> None:
         """A scalar for each figure of each task; those after draining under names of their own."""
@@ -92,7 +100,7 @@ class TensorBoard:
         # text.
         options = {
             name: value if isinstance(value, int | float | str) else str(value)
-            for name, value in flat(plain(self._config)).items()
+            for name, value in self._options.items()
         }
         tasks = plain(summary["tasks"]).items()
         known = {

@@ -176,13 +176,13 @@ def _train_and_record(
 
     def on_begin() -> None:
         nonlocal is_begun
-        if config.engine.tensorboard:
+        options = flat(plain(config))
+        if log is TensorBoard:
             start = saving.start
-            loggers.append(
-                TensorBoard(folder, config, None if start is None else start.state.samples)
-            )
-        if log is not None:
-            loggers.append(log(folder, flat(plain(config))))
+            goes_on_at = None if start is None else start.state.samples
+            loggers.append(TensorBoard(folder, options, goes_on_at))
+        elif log is not None:
+            loggers.append(log(folder, options))
         begin()
         is_begun = True
 

@@ -49,7 +49,7 @@ def test_a_logger_hears_each_evaluation_and_the_end(mine, tmp_path):
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("my_logger", "name a class of yours, as my_module:Logger"),
+        ("my_logger", "name tensorboard, or a class of yours, as my_module:Logger"),
         ("my_logger:heard", "is no class"),
         ("json:JSONDecoder", "json is a module of Python itself"),
         ("nowhere_at_all:Logger", "cannot be imported"),

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from runtime.config import DataConfig, EngineConfig, EvaluationConfig, ModelConfig, TrainConfig
+from runtime.config import DataConfig, EvaluationConfig, ModelConfig, TrainConfig
+from runtime.run.loggers import TensorBoard
 from runtime.run.record import run_into
 
 CONFIG = TrainConfig(
     data=DataConfig(name="synthetic"),
     model=ModelConfig(hidden=(4,)),
     evaluation=EvaluationConfig(evaluate_every_steps=4, test_rows=300),
-    engine=EngineConfig(tensorboard=True),
     batch=32,
     steps=8,
 )
@@ -52,7 +51,7 @@ def heard(monkeypatch) -> list[Writer]:
 
 
 def test_tensorboard_hears_what_the_run_folder_keeps(heard, tmp_path):
-    summary = run_into(tmp_path / "run", CONFIG)
+    summary = run_into(tmp_path / "run", CONFIG, log=TensorBoard)
     (writer,) = heard
     assert writer.folder == str(tmp_path / "run" / "tensorboard")
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -66,7 +65,7 @@ def test_tensorboard_hears_what_the_run_folder_keeps(heard, tmp_path):
     (task,) = summary["tasks"]
     assert writer.finals == {f"final/{task}": summary["tasks"][task]["auc"]}
     assert writer.options["sync.mode"] == "sync"
-    assert writer.options["engine.tensorboard"] is True
+    assert writer.options["data.epochs"] == 1
     assert writer.run_name == ".", "no folder beside the run's own"
 
 
@@ -75,8 +74,7 @@ def test_tensorboard_that_is_not_there_is_a_sentence_before_anything_is_trained(
 ):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match="tensorboard is asked for and not installed; run `pip"):
-        run_into(tmp_path / "run", CONFIG)
+        run_into(tmp_path / "run", CONFIG, log=TensorBoard)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-    quiet = replace(CONFIG, engine=EngineConfig())
-    run_into(tmp_path / "without", quiet)
+    run_into(tmp_path / "without", CONFIG)
     assert not (tmp_path / "without" / "tensorboard").exists()
