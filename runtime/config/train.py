@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -235,7 +235,8 @@ class EngineConfig:
     """Device of the dense network: cpu, or cuda, cuda:1, ..."""
     precision: Literal["float32", "float64", "bfloat16", "float16", "tf32"] = "float32"
     """Precision of the dense network's arithmetic; bfloat16 and float16 by autocast. tf32: on a
-    GPU, float32 whose matrix products round their factors to 10 bits."""
+    GPU, float32 whose matrix products round their factors to 10 bits. float64, for checking laws:
+    rows, too; otherwise they are float32."""
     dense_sum: Annotated[Literal["auto", "ring", "gather"], SHARED_CONCURRENT] = "auto"
     """How the dense gradients of ranks that are processes are added up, in modes with a common
     step. gather: in rank order, which gives the bytes of ranks that are threads; ring: in torch's
@@ -352,6 +353,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.engine.precision == "float64":
+            with in_group("rows"):
+                object.__setattr__(self, "rows", replace(self.rows, dtype="float64"))
         self.tables_apart()
         defaults = type(self.sync)(), type(self.engine)()
         for path, where in self.unread().items():
@@ -424,12 +428,12 @@ class TrainConfig:
         for group, rows in {"rows": self.rows, **apart}.items():
             if rows.name != "rows":
                 raise Refused(f"{group}.name", "is given by the data's schema; remove it")
-            if rows.dtype == "float64" and engine.precision != "float64":
-                raise Refused(f"{group}.dtype", "float64 needs --precision float64; add it")
-        if engine.precision == "float64" and self.rows.dtype != "float64":
-            raise Refused(
-                "engine.precision", "float64 needs rows of float64; add --rows.dtype float64"
-            )
+            if (rows.dtype == "float64") != (engine.precision == "float64"):
+                raise Refused(
+                    f"{group}.dtype",
+                    f"is {rows.dtype} with --precision {engine.precision}, which says how wide rows"
+                    " are; remove it",
+                )
 
     def tables_apart(self) -> dict[str, TableConfig]:
         """The tables that are not as ``rows``, by name; raises `Refused` for what no table has."""

@@ -186,8 +186,8 @@ class TableConfig(_CheckedByReaders):
     """normal: the mean."""
     initial_shape: Annotated[float, Within(0, math.inf, without="least"), _OF_GAMMA] = 1.0
     """gamma: the shape, > 0."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """Type of values and state; float64 is for checking laws."""
+    dtype: Annotated[Literal["float32", "float64"], GIVEN_ELSEWHERE] = "float32"
+    """Type of values and state, which the run's precision gives."""
     storage: Literal["dtype", "float16", "bfloat16"] = "dtype"
     """16 bits halve the values' memory: rounded stochastically at every write, so that steps below
     the resolution still add up; computed in float32, state stays float32."""

@@ -73,7 +73,6 @@ def test_help_loads_nothing_heavy(words):
         (["experiments", "demo", "--set", "data.dir=/nowhere"], "/nowhere"),
         (["runtime", "train", "--device", "cuda", "--data.name", "synthetic"], "try --device cpu"),
         (["runtime", "train", "--model.hidden", "--data.name", "synthetic"], "one or more widths"),
-        (["runtime", "train", "--rows.dtype", "float64"], "add it"),
         (["runtime", "train", "--seed", "99999999999999999999"], "seed must fit into 64 bits"),
         (["experiments", "sweep", "dmeo.toml"], "did you mean demo.toml?"),
         (["experiments", "sweep"], "FILE is missing"),

@@ -394,8 +394,7 @@ def test_a_rate_that_float32_rounds_to_nothing_is_refused(option, monkeypatch, c
     words = ["train", "--data.name", "synthetic", f"--model.{option}", "1e-50"]
     assert main(words) == 2
     assert f"--model.{option} is 1e-50, which float32 rounds to 0" in capsys.readouterr().err
-    exact = ["--precision", "float64", "--rows.dtype", "float64"]
-    assert read_train([*words[1:], *exact]).run.engine.precision == "float64"
+    assert read_train([*words[1:], "--precision", "float64"]).run.rows.dtype == "float64"
 
 
 def test_a_terminal_sees_the_loss_and_the_auc_as_they_come(tmp_path):

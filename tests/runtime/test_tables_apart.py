@@ -67,7 +67,10 @@ def test_the_config_of_a_run_comes_back_from_its_file(tmp_path):
         ({"users": {"optimizer": 3}}, "tables.users.optimizer must be a table"),
         ({"users": 3}, "tables.users must be a table"),
         ({"users": {"name": "x"}}, "tables.users.name is given by the data's schema"),
-        ({"users": {"dtype": "float64"}}, "tables.users.dtype float64 needs --precision float64"),
+        (
+            {"users": {"dtype": "float64"}},
+            "tables.users.dtype is float64 with --precision float32, which says",
+        ),
     ],
 )
 def test_a_mistake_in_a_table_is_named_with_the_table(tables, sentence):
