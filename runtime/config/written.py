@@ -21,6 +21,7 @@ TAKEN_OUT: dict[str, tuple[Any, ...]] = {
     "engine.loss_scale": (65536.0,),
     "engine.tensorboard": (True, False),
     "data.keep": (True, False),
+    "rows.capacity.memory_bytes": (None,),
 }
 """By path: the values with which a run was what it is without the option."""
 

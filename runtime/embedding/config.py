@@ -47,17 +47,14 @@ class Capacity(_CheckedByReaders):
     """
 
     rows: Positive | None = None
-    """Most rows, >= 1; None: no limit."""
-    memory_bytes: Positive | None = None
-    """Most bytes of rows, state, records and index (35 bytes a row beside values and state); None:
-    no limit. The smaller limit counts."""
+    """Most rows, >= 1, each with 35 bytes beside values and state; None: no limit."""
     expire_after_steps: Annotated[int | None, Within(1, 2**32 - 1)] = None
     """A row not looked up in training for more than this many steps starts afresh; None: never."""
 
     @property
     def limited(self) -> bool:
         """Whether rows are evicted."""
-        return self.rows is not None or self.memory_bytes is not None
+        return self.rows is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

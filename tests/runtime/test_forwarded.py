@@ -115,7 +115,6 @@ def test_ahead_and_one_steps_share_two_messages():
     "feature",
     [
         {"capacity": Capacity(rows=50)},
-        {"capacity": Capacity(memory_bytes=10**6)},
         {"capacity": Capacity(expire_after_steps=5)},
         {"admission": Admission(kind="frequency")},
         {"admission": Admission(kind="probability", probability=0.5)},

@@ -138,10 +138,6 @@ REASONS = {
         {"rows": TableConfig(dim=4, capacity=Capacity(rows=1000))},
         "order of its lookups",
     ),
-    "evicts by bytes": (
-        {"rows": TableConfig(dim=4, capacity=Capacity(memory_bytes=10**6))},
-        "order of its lookups",
-    ),
     "admits": (
         {"rows": TableConfig(dim=4, admission=Admission(kind="probability", probability=0.5))},
         "order of its lookups",

@@ -40,7 +40,6 @@ _STORAGE = {
 _OPTIMIZERS = {"rowwise_adagrad": "adagrad_row", "rowwise_adam": "adam_row"}
 """Kinds that the kernels call otherwise."""
 _INDEX_BYTES_PER_ROW = 8 / 0.75  # a bucket has 8 bytes, three of four are full (kernels/index.hpp)
-_SPARE_BYTES_PER_SHARD = 64 * 8  # buckets beyond those
 _COUNTERS = (
     "created",
     "evicted",
@@ -97,21 +96,7 @@ class NativeStore(ShardedStore):
 
     def _open_rows(self) -> list[NativeShard]:
         tables = self.tables.values()
-        _check_limits(tables)
         return [NativeShard(k, tables, self.seed, self.shards) for k in range(self.shards)]
-
-
-def _check_limits(tables: Iterable[TableConfig]) -> None:
-    """All tables must find room together; of a single one, its own check says more."""
-    limits = [t.capacity.memory_bytes for t in tables if t.capacity.memory_bytes is not None]
-    allowed = allowed_bytes()
-    if len(limits) > 1 and max(limits) <= allowed:
-        rule = (
-            f"of {len(limits)} tables need {sum(limits) / 1e9:,.3g} GB together, and this process"
-            f" may use {allowed / 1e9:,.3g} GB"
-        )
-        each = sorted(set(limits))
-        require(sum(limits) <= allowed, "capacity.memory_bytes", each, rule, "lower them")
 
 
 def use_threads(count: int) -> None:
@@ -271,10 +256,10 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
 
     # How many rows may be here at once, of all shards together.
     native.set_memory_limit(allowed_bytes())
-    _check_memory(config, options.row_bytes, shards)
-    if config.capacity.limited:
+    _check_memory(config, options.row_bytes)
+    if config.capacity.rows is not None:
         options.eviction = native.Eviction.lru
-        options.capacity_rows = max(1, _rows_allowed(config, options.row_bytes, shards) // shards)
+        options.capacity_rows = max(1, config.capacity.rows // shards)
     return native.Table(options)
 
 
@@ -286,36 +271,14 @@ def _overhead_bytes_per_row(config: TableConfig) -> float:
     return record_bytes + _INDEX_BYTES_PER_ROW
 
 
-def _rows_allowed(config: TableConfig, row_bytes: int, shards: int) -> int:
-    """The smaller of the two limits of a limited table, in rows over all shards."""
-    limits = []
-    if config.capacity.rows is not None:
-        limits.append(config.capacity.rows)
-    if config.capacity.memory_bytes is not None:
-        one = row_bytes + _overhead_bytes_per_row(config)
-        usable = config.capacity.memory_bytes - shards * _SPARE_BYTES_PER_SHARD
-        limits.append(int(usable / one))
-    return min(limits)
-
-
-def _check_memory(config: TableConfig, row_bytes: int, shards: int) -> None:
-    """What the table asks for must be there when it is full, and be enough to start with."""
+def _check_memory(config: TableConfig, row_bytes: int) -> None:
+    """What the table asks for must be there when it is full, not only at the start."""
     allowed = allowed_bytes()
-    capacity = config.capacity
     name = f"table {config.name}: "
-
-    # A capacity must hold a row in each shard.
-    one = row_bytes + _overhead_bytes_per_row(config)
-    least = shards * math.ceil(one + _SPARE_BYTES_PER_SHARD)
-    if capacity.memory_bytes is not None:
-        rule = f"must be at least {least} bytes, a row in each of {shards} shards"
-        given = capacity.memory_bytes
-        require(given >= least, f"{name}capacity.memory_bytes", given, rule)
-
-    # What is asked for must be there when the table is full, not only at the start.
-    wanted = {"capacity.memory_bytes": capacity.memory_bytes or 0}
-    if capacity.rows is not None and capacity.memory_bytes is None:
-        wanted["capacity.rows"] = int(capacity.rows * one)
+    wanted = {}
+    if config.capacity.rows is not None:
+        one = row_bytes + _overhead_bytes_per_row(config)
+        wanted["capacity.rows"] = int(config.capacity.rows * one)
     if config.admission.kind == "frequency":
         wanted["admission.counters"] = 2 * config.admission.counters
     for option, needed in wanted.items():

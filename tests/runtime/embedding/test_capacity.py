@@ -130,7 +130,7 @@ def stream_through(virtual_ids: int, budget_bytes: int, distinct: int) -> tuple[
     table = OneTable(
         dim=16,
         optimizer=RowOptimizer(kind="adagrad"),
-        capacity=Capacity(memory_bytes=budget_bytes),
+        capacity=Capacity(rows=budget_bytes // (16 * 8 + 35)),
     )
     block = 1 << 18
     stride = 6_364_136_223  # coprime to the number of ids: every id at most once

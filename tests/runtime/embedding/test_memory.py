@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.data.batch import Batch, Field, Layout
+from runtime.data.batch import Field, Layout
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.memory import allowed_bytes
@@ -62,17 +62,6 @@ def test_without_control_groups_it_is_the_machine(tmp_path):
 def address_limit() -> float:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return float("inf") if soft == resource.RLIM_INFINITY else soft
-
-
-def test_budgets_that_fit_one_by_one_but_not_together_are_refused():
-    allowed = allowed_bytes()
-    each = allowed // 3 * 2
-    tables = [TableConfig(name=n, capacity=Capacity(memory_bytes=each)) for n in "ab"]
-    layout = Layout(fields=(Field(name="x", table="a"), Field(name="y", table="b")))
-    both = rf"2 tables need {2 * each / 1e9:,.3g} GB together.* may use {allowed / 1e9:,.3g} GB"
-    with pytest.raises(ValueError, match=both):
-        NativeStore(layout, tables)
-    NativeStore(Layout(fields=(Field(name="x", table="a"),)), tables[:1])
 
 
 MANY_TABLES = """
@@ -149,14 +138,6 @@ def test_a_table_beyond_the_memory_names_both_figures_and_goes_on(one_table):
             "capacity.rows is 10{15}: needs .* GB, and",
         ),
         (
-            {"capacity": Capacity(memory_bytes=2**62)},
-            "memory_bytes is 4.*: needs 4.6.* GB",
-        ),
-        (
-            {"capacity": Capacity(memory_bytes=600)},
-            "is 600: must be at least .* each of 2 shards",
-        ),
-        (
             {"admission": Admission(kind="frequency", counters=10**12)},
             r"admission.counters is 1000000000000: needs 2e\+03 GB, and this process may use",
         ),
@@ -166,19 +147,6 @@ def test_limits_beyond_the_memory_say_what_would_be_needed(config, message):
     with pytest.raises(ValueError, match="table rows: .*" + message) as refused:
         NativeStore(Layout(fields=(Field(name="a"),)), [TableConfig(**config)], shards=2)
     assert re.search(r"\d", str(refused.value))
-
-
-def test_a_table_just_large_enough_for_a_row_in_each_shard_opens():
-    layout = Layout(fields=(Field(name="a"),))
-    with pytest.raises(ValueError, match="at least") as refused:
-        NativeStore(layout, [TableConfig(capacity=Capacity(memory_bytes=1))], shards=2)
-    least = int(re.findall(r"at least (\d+) bytes", str(refused.value))[0])
-    store = NativeStore(layout, [TableConfig(capacity=Capacity(memory_bytes=least))], shards=2)
-    batch = Batch(np.arange(9, dtype=np.uint64), None, np.zeros((9, 0)), np.zeros((9, 1)))
-    handle = store.begin(0, 0, batch)
-    for shard in range(2):
-        store.servers[shard].read(handle)
-    assert len(store) == 2
 
 
 def test_memory_of_tables_that_are_gone_may_be_used_again(one_table):

@@ -53,7 +53,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (TableConfig, {"initial": "uniforme"}, "must be one of uniform, normal"),
     (TableConfig, {"dtype": "float64", "storage": "float16"}, "needs dtype float32, not float64"),
     (Capacity, {"rows": 2**64}, "must fit into 64 bits"),
-    (Capacity, {"memory_bytes": 0}, "must be >= 1"),
     (Capacity, {"expire_after_steps": 2**32}, "must be <= 4,294,967,295"),
     (
         HashStack,

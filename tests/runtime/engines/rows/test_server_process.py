@@ -199,8 +199,8 @@ def test_no_thread_is_left_after_close(monkeypatch):
 
 
 def test_a_server_that_cannot_start_says_why():
-    table = replace(SGD, capacity=Capacity(memory_bytes=10**15))
-    wanted = "capacity.memory_bytes .* this process may use"
+    table = replace(SGD, capacity=Capacity(rows=10**15))
+    wanted = "capacity.rows .* this process may use"
     with pytest.raises(ValueError, match=wanted):
         ServerProcesses([ServerConfig(shard=0, shards=1, seed=0, tables=(table,))])
 
