@@ -102,7 +102,6 @@ def _deciding(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: table.get(key) for key in (*_SHAPE, *_INITIAL)} | {
         "optimizer.kind": rule.get("kind"),
         "optimizer.initial_accumulator": rule.get("initial_accumulator"),
-        "optimizer.momentum > 0": bool(rule.get("momentum")),
     }
 
 

@@ -22,6 +22,8 @@ TAKEN_OUT: dict[str, tuple[Any, ...]] = {
     "engine.tensorboard": (True, False),
     "data.keep": (True, False),
     "rows.capacity.memory_bytes": (None,),
+    "rows.optimizer.weight_decay": (0.0,),
+    "rows.optimizer.momentum": (0.0,),
 }
 """By path: the values with which a run was what it is without the option."""
 

@@ -111,7 +111,6 @@ _ADAGRAD: tuple[RowOptimizerKind, ...] = ("adagrad", "rowwise_adagrad")
 _OF_ADAM = _of_kinds(*_ADAM)
 _OF_ADAGRAD = _of_kinds(*_ADAGRAD)
 _OF_BOTH = _of_kinds(*_ADAGRAD, *_ADAM)
-_OF_SGD = _of_kinds("sgd")
 _OF_FTRL = _of_kinds("ftrl")
 _RATE = Within(0, 1e6, without="least")
 _SHARE = Within(0, 1, without="most")
@@ -140,10 +139,6 @@ class RowOptimizer(_CheckedByReaders):
     """Adam's decay of the mean square, in [0, 1)."""
     bias_correction: Annotated[Literal["global", "row"], _OF_ADAM] = "global"
     """Adam's step count: of the run (equal to torch's SparseAdam), or of each row's own updates."""
-    weight_decay: Annotated[float, _AT_LEAST_0, _OF_SGD] = 0.0
-    """sgd: pull towards 0, >= 0; lazily, only at the steps that touch the row."""
-    momentum: Annotated[float, _SHARE, _OF_SGD] = 0.0
-    """sgd: share of the last step kept, in [0, 1); lazily too. Costs one float per element."""
     l1: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 0.0
     """ftrl: weight of the absolute values, >= 0; rows with little signal become exactly 0. Costs
     one float per element."""

@@ -38,7 +38,7 @@ WITH_REMEDY = {
     "--executor concurrent --workers 1": "--servers",
     "--executor concurrent --dense-sum gather": "torchrun",
     "--data synthetic --data.validation-fraction 0.1": "synthetic stream",
-    "--rows.optimizer.momentum=0.9": "kind sgd",
+    "--rows.optimizer.l1=0.9": "kind ftrl",
     "--rows.initial-mean=1": "initial normal",
     "--rows.storage=float16 --rows.initial-scale=1e30": "float16 holds",
     "--rows.storage=bfloat16 --rows.initial-scale=3.4e38": "bfloat16 holds",

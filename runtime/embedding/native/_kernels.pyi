@@ -44,12 +44,11 @@ class Storage(enum.Enum):
 
 class OptimizerKind(enum.Enum):
     sgd = 0
-    momentum = 1
-    adagrad = 2
-    adagrad_row = 3
-    adam = 4
-    adam_row = 5
-    ftrl = 6
+    adagrad = 1
+    adagrad_row = 2
+    adam = 3
+    adam_row = 4
+    ftrl = 5
 
 class Initial(enum.Enum):
     uniform = 0
@@ -77,8 +76,6 @@ class Options:
     beta1: float
     beta2: float
     row_bias_correction: bool
-    weight_decay: float
-    momentum: float
     l1: float
     l2: float
     ftrl_beta: float

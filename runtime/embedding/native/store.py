@@ -218,15 +218,13 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options = native.Options()
     options.dim = config.dim
     options.storage = _STORAGE[config.storage, config.dtype]
-    kind = "momentum" if rule.momentum else _OPTIMIZERS.get(rule.kind, rule.kind)
+    kind = _OPTIMIZERS.get(rule.kind, rule.kind)
     options.optimizer = getattr(native.OptimizerKind, kind)
     options.initial_accumulator = rule.initial_accumulator
     options.eps = rule.epsilon
     options.beta1 = rule.beta1
     options.beta2 = rule.beta2
     options.row_bias_correction = rule.bias_correction == "row"
-    options.weight_decay = rule.weight_decay
-    options.momentum = rule.momentum
     options.l1 = rule.l1
     options.l2 = rule.l2
     options.ftrl_beta = rule.ftrl_beta

@@ -42,7 +42,7 @@ def apply(
 
 
 def sgd(values: np.ndarray, gradients: np.ndarray, lr: float) -> None:
-    """Without momentum or decay: those are the native engine's."""
+    """Without momentum or decay."""
     values -= lr * gradients
 
 

@@ -63,13 +63,7 @@ def _refuse_features(table: TableConfig) -> None:
         initial_scale=table.initial_scale,
         dtype=table.dtype,
     )
-    rule = table.optimizer
-    if (
-        table != plain
-        or rule.kind in ("rowwise_adam", "ftrl")
-        or rule.momentum
-        or rule.weight_decay
-    ):
+    if table != plain or table.optimizer.kind in ("rowwise_adam", "ftrl"):
         raise ValueError(f"table {table.name} asks for features that the reference does not have")
 
 

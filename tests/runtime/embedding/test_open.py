@@ -49,7 +49,6 @@ def test_two_calls_make_a_step_as_in_the_reference(monkeypatch):
         {"capacity": Capacity(rows=5)},
         {"initial": "normal"},
         {"optimizer": RowOptimizer(kind="ftrl")},
-        {"optimizer": RowOptimizer(kind="sgd", momentum=0.5)},
     ],
 )
 def test_reference_refuses_what_it_would_ignore(config):

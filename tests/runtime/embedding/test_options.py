@@ -34,7 +34,6 @@ UNREAD: list[tuple[Any, dict[str, Any], str]] = [
     (RowOptimizer, {"kind": "ftrl", "eps": 1e-8}, "only used with kind adagrad"),
     (RowOptimizer, {"ftrl_beta": 0.5}, "only used with kind ftrl"),
     (RowOptimizer, {"beta1": 0.5}, "only used with kind adam, rowwise_adam; remove it"),
-    (RowOptimizer, {"kind": "adam", "weight_decay": 0.1}, "only used with kind sgd"),
     (RowOptimizer, {"kind": "adam", "initial_accumulator": 0.1}, "only used with kind adag"),
 ]
 FINITE = "must be a finite number"
@@ -110,7 +109,7 @@ def test_eps_is_that_of_torch_for_each_kind():
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("sgd", "lr"), ("ftrl", "lr"), ("adam", "lr"), ("adagrad", "eps"), ("rowwise_adam", "eps"),
-     ("rowwise_adagrad", "initial_accumulator"), ("sgd", "weight_decay"), ("ftrl", "l1"),
+     ("rowwise_adagrad", "initial_accumulator"), ("ftrl", "l1"),
      ("ftrl", "l2"), ("ftrl", "ftrl_beta")],
 )  # fmt: skip
 @pytest.mark.parametrize("value", [1e-50, 1e39])

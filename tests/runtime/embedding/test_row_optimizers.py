@@ -30,17 +30,6 @@ def initial(one_table: Any) -> np.ndarray:
     return values
 
 
-@pytest.mark.law4
-def test_lazy_sgd_with_decay_and_momentum(one_table):
-    rule = RowOptimizer(kind="sgd", lr=0.1, weight_decay=0.02, momentum=0.8)
-    found, history = run(one_table, rule)
-    w, velocity = initial(one_table), np.zeros((len(IDS), DIM))
-    for touched, g in history:
-        velocity[touched] = 0.8 * velocity[touched] + g + 0.02 * w[touched]
-        w[touched] -= 0.1 * velocity[touched]
-    np.testing.assert_allclose(found, w, rtol=1e-12)
-
-
 @pytest.mark.parametrize("kind", ["adam", "rowwise_adam"])
 @pytest.mark.law4
 def test_adam_that_counts_the_steps_of_each_row(one_table, kind):

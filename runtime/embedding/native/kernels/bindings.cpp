@@ -160,8 +160,8 @@ void bind_words(nb::module_& module, const char* name, std::initializer_list<con
 
 void bind_options(nb::module_& module) {
   bind_words<Storage>(module, "Storage", {"f32", "f64", "f16", "bf16"});
-  bind_words<OptimizerKind>(module, "OptimizerKind", {"sgd", "momentum", "adagrad", "adagrad_row",
-                                                      "adam", "adam_row", "ftrl"});
+  bind_words<OptimizerKind>(module, "OptimizerKind", {"sgd", "adagrad", "adagrad_row", "adam",
+                                                      "adam_row", "ftrl"});
   bind_words<Initial>(module, "Initial", {"uniform", "normal", "gamma", "poisson", "constant"});
   bind_words<Eviction>(module, "Eviction", {"none", "lru"});
   bind_words<Admission>(module, "Admission", {"all", "probability", "frequency"});
@@ -176,8 +176,6 @@ void bind_options(nb::module_& module) {
       .def_rw("beta1", &Options::beta1)
       .def_rw("beta2", &Options::beta2)
       .def_rw("row_bias_correction", &Options::row_bias_correction)
-      .def_rw("weight_decay", &Options::weight_decay)
-      .def_rw("momentum", &Options::momentum)
       .def_rw("l1", &Options::l1)
       .def_rw("l2", &Options::l2)
       .def_rw("ftrl_beta", &Options::ftrl_beta)

@@ -23,13 +23,11 @@ struct Rule {
       : eps(static_cast<T>(o.eps)),
         rest1(static_cast<T>(1 - o.beta1)),
         rest2(static_cast<T>(1 - o.beta2)),
-        decay(static_cast<T>(o.weight_decay)),
-        momentum(static_cast<T>(o.momentum)),
         l1(static_cast<T>(o.l1)),
         l2(static_cast<T>(o.l2)),
         beta(static_cast<T>(o.ftrl_beta)),
         bound(static_cast<T>(o.weight_bound)) {}
-  T eps, rest1, rest2, decay, momentum, l1, l2, beta, bound;
+  T eps, rest1, rest2, l1, l2, beta, bound;
 };
 
 // The mean of squares of a row, summed by halves: element j takes element j + half, and so on down
@@ -51,16 +49,7 @@ inline void step_row(const Rule<T>& rule, T* __restrict v, T* __restrict s, cons
                      size_t runtime_dim, T lr, T* __restrict scratch) {
   const size_t dim = D ? D : runtime_dim;
   if constexpr (K == OptimizerKind::sgd) {
-    if (rule.decay == 0) {
-      for (size_t j = 0; j < dim; ++j) v[j] -= lr * g[j];
-    } else {
-      for (size_t j = 0; j < dim; ++j) v[j] -= lr * (g[j] + rule.decay * v[j]);
-    }
-  } else if constexpr (K == OptimizerKind::momentum) {
-    for (size_t j = 0; j < dim; ++j) {
-      s[j] = rule.momentum * s[j] + (g[j] + rule.decay * v[j]);
-      v[j] -= lr * s[j];
-    }
+    for (size_t j = 0; j < dim; ++j) v[j] -= lr * g[j];
   } else if constexpr (K == OptimizerKind::adagrad) {
     for (size_t j = 0; j < dim; ++j) {
       s[j] += g[j] * g[j];
@@ -151,7 +140,6 @@ template <class T, size_t D, bool Half>
 void step_kind(const RowStep& call) {
   switch (call.options->optimizer) {
     case OptimizerKind::sgd: return step_all<OptimizerKind::sgd, T, D, Half>(call);
-    case OptimizerKind::momentum: return step_all<OptimizerKind::momentum, T, D, Half>(call);
     case OptimizerKind::adagrad: return step_all<OptimizerKind::adagrad, T, D, Half>(call);
     case OptimizerKind::adagrad_row: return step_all<OptimizerKind::adagrad_row, T, D, Half>(call);
     case OptimizerKind::adam: return step_all<OptimizerKind::adam, T, D, Half>(call);

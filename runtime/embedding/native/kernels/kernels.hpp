@@ -9,7 +9,7 @@
 namespace embedding {
 
 enum class Storage : int { f32, f64, f16, bf16 };
-enum class OptimizerKind : int { sgd, momentum, adagrad, adagrad_row, adam, adam_row, ftrl };
+enum class OptimizerKind : int { sgd, adagrad, adagrad_row, adam, adam_row, ftrl };
 enum class Initial : int { uniform, normal, gamma, poisson, constant };
 enum class Eviction : int { none, lru };
 enum class Admission : int { all, probability, frequency };
@@ -25,8 +25,6 @@ struct Options {
   double beta1 = 0.9;
   double beta2 = 0.999;
   bool row_bias_correction = false;
-  double weight_decay = 0;
-  double momentum = 0;
   double l1 = 0;
   double l2 = 0;
   double ftrl_beta = 1;
@@ -52,7 +50,6 @@ struct Options {
   size_t state_floats() const {
     switch (optimizer) {
       case OptimizerKind::sgd: return 0;
-      case OptimizerKind::momentum: return dim;
       case OptimizerKind::adagrad: return dim;
       case OptimizerKind::adagrad_row: return 1;
       case OptimizerKind::adam: return 2 * dim;
