@@ -22,6 +22,7 @@ TAKEN_OUT: dict[str, tuple[Any, ...]] = {
     "engine.tensorboard": (True, False),
     "data.keep": (True, False),
     "rows.capacity.memory_bytes": (None,),
+    "rows.optimizer.bias_correction": ("global",),
     "rows.optimizer.weight_decay": (0.0,),
     "rows.optimizer.momentum": (0.0,),
 }

@@ -123,7 +123,8 @@ class RowOptimizer(_CheckedByReaders):
 
     kind: RowOptimizerKind = "rowwise_adagrad"
     """sgd; adagrad with one accumulator per element, or one per row (mean square); adam, with one
-    mean square per element, or one per row; FTRL-proximal (McMahan et al. 2013), whose rows start
+    mean square per element, or one per row, and the run's count of steps as in torch's SparseAdam;
+    FTRL-proximal (McMahan et al. 2013), whose rows start
     from their initial values."""
     lr: Annotated[float, _RATE] = 0.05
     """Learning rate, > 0."""
@@ -137,8 +138,6 @@ class RowOptimizer(_CheckedByReaders):
     """Adam's decay of the mean, in [0, 1)."""
     beta2: Annotated[float, _SHARE, _OF_ADAM] = 0.999
     """Adam's decay of the mean square, in [0, 1)."""
-    bias_correction: Annotated[Literal["global", "row"], _OF_ADAM] = "global"
-    """Adam's step count: of the run (equal to torch's SparseAdam), or of each row's own updates."""
     l1: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 0.0
     """ftrl: weight of the absolute values, >= 0; rows with little signal become exactly 0. Costs
     one float per element."""

@@ -75,7 +75,6 @@ class Options:
     eps: float
     beta1: float
     beta2: float
-    row_bias_correction: bool
     l1: float
     l2: float
     ftrl_beta: float

@@ -224,7 +224,6 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options.eps = rule.epsilon
     options.beta1 = rule.beta1
     options.beta2 = rule.beta2
-    options.row_bias_correction = rule.bias_correction == "row"
     options.l1 = rule.l1
     options.l2 = rule.l2
     options.ftrl_beta = rule.ftrl_beta

@@ -20,12 +20,10 @@ def apply(
     gradients: np.ndarray,
     lr: float,
     step: int,
-    row_steps: np.ndarray,
 ) -> None:
     """One optimiser step on n distinct rows, at the learning rate ``lr``.
 
-    ``step`` counts the run's steps from 1, ``row_steps`` [n] each row's own updates from 1: Adam
-    corrects its bias by one of them, as ``bias_correction`` says.
+    ``step`` counts the run's steps from 1: Adam corrects its bias by it.
     """
     if optimizer.kind == "sgd":
         sgd(values, gradients, lr)
@@ -34,9 +32,7 @@ def apply(
     elif optimizer.kind == "rowwise_adagrad":
         rowwise_adagrad(values, state, gradients, lr, optimizer.epsilon)
     elif optimizer.kind == "adam":
-        one_count = optimizer.bias_correction == "global"
-        counts = np.array([step]) if one_count else row_steps
-        adam(optimizer, values, state, gradients, lr, counts)
+        adam(optimizer, values, state, gradients, lr, step)
     else:
         raise ValueError(f"{optimizer.kind} is not in the reference")
 
@@ -68,15 +64,15 @@ def adam(
     state: np.ndarray,
     gradients: np.ndarray,
     lr: float,
-    counts: np.ndarray,
+    step: int,
 ) -> None:
-    """``state`` [n, 2 d]: mean, then mean square; ``counts`` [n] or [1]: updates from 1."""
+    """``state`` [n, 2 d]: mean, then mean square."""
     dim = values.shape[1]
     mean, square = state[:, :dim], state[:, dim:]
     mean += (1 - optimizer.beta1) * (gradients - mean)
     square += (1 - optimizer.beta2) * (gradients * gradients - square)
-    correction1 = _bias_correction(optimizer.beta1, counts).astype(values.dtype)
-    correction2 = _bias_correction(optimizer.beta2, counts).astype(values.dtype)
+    correction1 = values.dtype.type(1 - math.pow(optimizer.beta1, step))
+    correction2 = values.dtype.type(1 - math.pow(optimizer.beta2, step))
     # As in torch's SparseAdam, eps is added before the correction of the mean square.
     length = lr * np.sqrt(correction2) / correction1
     values -= length * mean / (np.sqrt(square) + optimizer.epsilon)
@@ -100,11 +96,3 @@ def mean_square(gradients: np.ndarray) -> np.ndarray:
         sums[:, :size] += sums[:, size : 2 * size]
     means: np.ndarray = sums[:, :1] / gradients.dtype.type(dim)
     return means
-
-
-def _bias_correction(beta: float, counts: np.ndarray) -> np.ndarray:
-    """1 - beta**count as [n, 1], by the C library's pow: vectorised powers may differ from it."""
-    distinct, inverse = np.unique(counts, return_inverse=True)
-    powers = np.array([math.pow(beta, count) for count in distinct.tolist()])
-    corrections: np.ndarray = (1 - powers)[inverse][:, None]
-    return corrections

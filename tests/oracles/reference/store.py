@@ -182,9 +182,9 @@ class Rows:
     def update(self, slots: np.ndarray, gradients: np.ndarray, step: int, lr: float) -> None:
         """One optimiser step on distinct rows; ``step`` counts the run's steps from 1."""
         values, state = self._values[slots], self._state[slots]
-        row_steps = self.writes[slots] + 1
-        optimizers.apply(self.config.optimizer, values, state, gradients, lr, step, row_steps)
-        self._values[slots], self._state[slots], self.writes[slots] = values, state, row_steps
+        optimizers.apply(self.config.optimizer, values, state, gradients, lr, step)
+        self._values[slots], self._state[slots] = values, state
+        self.writes[slots] += 1
 
     def export(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """All ids [n], values [n, d] and state [n, k], sorted by id: what equality means."""

@@ -15,7 +15,7 @@ from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.files import BrokenFileError
 from tests.runtime.embedding.conftest import OneTable, save, snapshots
 
-ADAM = RowOptimizer(kind="adam", eps=1e-8, bias_correction="row")
+ADAM = RowOptimizer(kind="adam")
 TABLES: list[dict[str, Any]] = [
     {"dim": 4, "optimizer": ADAM},
     {"dim": 3, "storage": "bfloat16", "capacity": Capacity(rows=60)},

@@ -68,7 +68,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (RowOptimizer, {"lr": math.nan}, FINITE),
     (RowOptimizer, {"lr": "0.1"}, "must be a number"),
     (RowOptimizer, {"lr": 0.0}, "must be > 0"),
-    (RowOptimizer, {"kind": "adam", "bias_correction": "rows"}, "must be one of global, row"),
     (RowOptimizer, {"kind": "ftrl", "l1": math.inf}, FINITE),
 ]
 

@@ -17,7 +17,7 @@ from runtime.embedding.native.extension import native
 from runtime.embedding.native.store import NativeStore
 from tests.runtime.embedding.conftest import OneTable, collected, snapshots
 
-ADAM = RowOptimizer(kind="adam", eps=1e-8, bias_correction="row")
+ADAM = RowOptimizer(kind="adam")
 CONFIGS: list[dict[str, Any]] = [
     {"dim": 3, "optimizer": ADAM},
     {"dim": 3, "storage": "bfloat16", "capacity": Capacity(rows=60)},

@@ -175,7 +175,6 @@ void bind_options(nb::module_& module) {
       .def_rw("eps", &Options::eps)
       .def_rw("beta1", &Options::beta1)
       .def_rw("beta2", &Options::beta2)
-      .def_rw("row_bias_correction", &Options::row_bias_correction)
       .def_rw("l1", &Options::l1)
       .def_rw("l2", &Options::l2)
       .def_rw("ftrl_beta", &Options::ftrl_beta)

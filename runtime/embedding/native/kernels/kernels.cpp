@@ -112,6 +112,7 @@ template <OptimizerKind K, class T, size_t D, bool Half>
 void step_all(const RowStep& call) {
   const Options& options = *call.options;
   const Rule<T> rule(options);
+  const T lr = static_cast<T>(call.factor);
   const size_t dim = D ? D : options.dim;
   T small[D ? 3 * D : 1];
   std::vector<T> large(D ? 0 : 3 * dim + 1);
@@ -125,7 +126,6 @@ void step_all(const RowStep& call) {
     char* row = call.rows + call.slots[i] * call.stride;
     auto* state = reinterpret_cast<T*>(row + options.state_offset());
     const auto* gradient = static_cast<const T*>(call.gradients[i]);
-    const T lr = static_cast<T>(call.factors[i]);
     if constexpr (Half) {
       load_values<D>(options, row, values);
       step_row<K, T, D>(rule, values, state, gradient, dim, lr, scratch);

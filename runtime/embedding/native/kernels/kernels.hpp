@@ -24,7 +24,6 @@ struct Options {
   double eps = 1e-10;
   double beta1 = 0.9;
   double beta2 = 0.999;
-  bool row_bias_correction = false;
   double l1 = 0;
   double l2 = 0;
   double ftrl_beta = 1;
@@ -165,7 +164,7 @@ struct RowStep {
   const uint64_t* ids;         // [n], of stochastic rounding
   const uint32_t* writes;      // [n], of stochastic rounding: each row's own count of steps, from 1
   const void* const* gradients;  // [n] pointers to [dim]
-  const double* factors;       // [n] the step length: the learning rate, bias-corrected for Adam
+  double factor;               // the step length: the learning rate, bias-corrected for Adam
   size_t n;
   const uint32_t* next_slots;          // [next_n]
   const void* const* next_gradients;   // [next_n] where they begin; null: no need to fetch them

@@ -88,10 +88,10 @@ class Chains {
 
 }  // namespace
 
-double Table::factor(uint32_t writes, int64_t step, double lr) const {
+double Table::factor(int64_t step, double lr) const {
   const OptimizerKind kind = options_.optimizer;
   if (kind != OptimizerKind::adam && kind != OptimizerKind::adam_row) return lr;
-  const auto count = static_cast<double>(options_.row_bias_correction ? writes : step);
+  const auto count = static_cast<double>(step);
   const double rest1 = 1 - std::pow(options_.beta1, count);
   const double rest2 = 1 - std::pow(options_.beta2, count);
   if (options_.wide()) return lr * std::sqrt(rest2) / rest1;
@@ -102,13 +102,9 @@ double Table::factor(uint32_t writes, int64_t step, double lr) const {
 void Table::step_rows(const Collected& now, const Collected& ahead, bool in_order, int64_t step,
                       double lr) {
   uint32_t writes[kBlock];
-  double factors[kBlock];
-  const bool by_row = options_.row_bias_correction;
-  const double common = by_row ? 0 : factor(0, step, lr);
   records_.count_writes(now.slots.data(), now.count, writes);
-  for (size_t i = 0; i < now.count; ++i) factors[i] = by_row ? factor(writes[i], step, lr) : common;
   kernels().step_rows({&options_, slab_.data(), row_bytes_, now.slots.data(), now.ids.data(), writes,
-                       now.gradients.data(), factors, now.count, ahead.slots.data(),
+                       now.gradients.data(), factor(step, lr), now.count, ahead.slots.data(),
                        in_order ? nullptr : ahead.gradients.data(), ahead.count});
 }
 

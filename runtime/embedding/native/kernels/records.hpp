@@ -27,7 +27,7 @@ class Keeper {
 inline constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runtime.data.ids
 
 // Word: changed | optimiser steps taken (24 bits; after 2**24 - 1 it goes on from 2**23:
-// counts near in time still differ, and Adam's correction is 1 by then). Generation: how many rows
+// counts near in time still differ). Generation: how many rows
 // the slot has had, in 32 bits, so that no handle outlives a turn of it. 16 bytes a row, which never
 // lie in two cache lines; 8 more for an exact LRU list, 4 more for expiry. A row changes only after its
 // record, so that a keeper who is asked before each change of a record sees both as they were.

@@ -168,7 +168,7 @@ class Table {
   // here for n ids copies as many slots, or one slice.
   void help_to_copy(size_t n);
   void thaw();
-  double factor(uint32_t writes, int64_t step, double lr) const;
+  double factor(int64_t step, double lr) const;
 
   const Options options_;
   size_t row_bytes_;
