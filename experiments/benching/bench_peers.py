@@ -374,7 +374,7 @@ class _Candidates:
 
     @cache  # noqa: B019
     def _store(self) -> Any:
-        optimizer = RowOptimizer(kind="adagrad", lr=0.05, eps=1e-10)
+        optimizer = RowOptimizer(kind="adagrad", lr=0.05)
         config = TableConfig(dim=self._shape.dim, optimizer=optimizer)
         ids = wide.wide_ids(self._shape.rows)
         return wide.full_store(self._source.layout, config, ids, self._options.shards)

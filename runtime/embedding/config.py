@@ -108,12 +108,9 @@ def _of_kinds(*kinds: RowOptimizerKind) -> ReadBy:
 
 _ADAM: tuple[RowOptimizerKind, ...] = ("adam", "rowwise_adam")
 _ADAGRAD: tuple[RowOptimizerKind, ...] = ("adagrad", "rowwise_adagrad")
-_OF_ADAM = _of_kinds(*_ADAM)
 _OF_ADAGRAD = _of_kinds(*_ADAGRAD)
-_OF_BOTH = _of_kinds(*_ADAGRAD, *_ADAM)
 _OF_FTRL = _of_kinds("ftrl")
 _RATE = Within(0, 1e6, without="least")
-_SHARE = Within(0, 1, without="most")
 _AT_LEAST_0 = Within(0, math.inf)
 
 
@@ -123,34 +120,23 @@ class RowOptimizer(_CheckedByReaders):
 
     kind: RowOptimizerKind = "rowwise_adagrad"
     """sgd; adagrad with one accumulator per element, or one per row (mean square); adam, with one
-    mean square per element, or one per row, and the run's count of steps as in torch's SparseAdam;
-    FTRL-proximal (McMahan et al. 2013), whose rows start
+    mean square per element, or one per row, and the run's count of steps, as torch's SparseAdam:
+    both with torch's constants; FTRL-proximal (McMahan et al. 2013), whose rows start
     from their initial values."""
     lr: Annotated[float, _RATE] = 0.05
     """Learning rate, > 0."""
     initial_accumulator: Annotated[float, _AT_LEAST_0, _OF_ADAGRAD] = 0.0
     """Adagrad's accumulator of a fresh row, >= 0. 0 moves fresh rows fast; the original's 0.01
     starts slowly, which is where staleness hurts most."""
-    eps: Annotated[float | None, _RATE, _OF_BOTH] = None
-    """adagrad, adam: added to the square root of the accumulator, > 0. None: torch's own, 1e-10
-    for adagrad and 1e-8 for adam."""
-    beta1: Annotated[float, _SHARE, _OF_ADAM] = 0.9
-    """Adam's decay of the mean, in [0, 1)."""
-    beta2: Annotated[float, _SHARE, _OF_ADAM] = 0.999
-    """Adam's decay of the mean square, in [0, 1)."""
     l1: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 0.0
     """ftrl: weight of the absolute values, >= 0; rows with little signal become exactly 0. Costs
     one float per element."""
     l2: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 0.0
     """ftrl: weight of the squares, >= 0."""
-    ftrl_beta: Annotated[float, _AT_LEAST_0, _OF_FTRL] = 1.0
-    """ftrl: smooths the first steps, >= 0."""
 
     @property
     def epsilon(self) -> float:
-        """``eps``, or torch's own for this kind of optimiser."""
-        if self.eps is not None:
-            return self.eps
+        """What adagrad and adam add to the square root of the accumulator: torch's own for each."""
         return 1e-8 if self.kind in _ADAM else 1e-10
 
 
@@ -202,7 +188,7 @@ class TableConfig(_CheckedByReaders):
         for option in fields(self.optimizer):
             value = getattr(self.optimizer, option.name)
             if isinstance(value, float):
-                or_zero = "" if option.name in ("lr", "eps") else "0 or "
+                or_zero = "" if option.name == "lr" else "0 or "
                 self._check_fits(f"optimizer.{option.name}", value, or_zero)
 
     def _check_initial(self) -> None:

@@ -94,7 +94,7 @@ def plain_training(
         for gradient in [sum(of_rows)] if merged and of_rows else of_rows:
             gradient = gradient + compensation * gradient * gradient * (rows - table)
             accumulators += gradient**2
-            rows = rows - rate * gradient / (np.sqrt(accumulators) + optimizer.eps)
+            rows = rows - rate * gradient / (np.sqrt(accumulators) + optimizer.epsilon)
         old_rows.append(rows)
         old_weights.append([p.detach().clone() for p in newest])
     return Plain(ids, rows, accumulators, [p.detach().numpy() for p in newest], losses)

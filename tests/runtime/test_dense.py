@@ -40,7 +40,7 @@ OPTIMIZERS = {"sgd": 0.3, "adagrad": 0.05, "adam": 0.01}
 
 
 def chosen(optimizer="adam", **changes):
-    rows = RowOptimizer(kind="adagrad", lr=0.1, initial_accumulator=0.01, eps=1e-10)
+    rows = RowOptimizer(kind="adagrad", lr=0.1, initial_accumulator=0.01)
     model = ModelConfig(hidden=(6, 4), optimizer=optimizer, lr=OPTIMIZERS[optimizer])
     return config(model=model, optimizer=rows, **{"dtype": "float64", **changes})
 
@@ -103,7 +103,7 @@ def test_replicas_are_averaged_by_hand():
             )
             replicas[rank] = [w - 0.3 * g for w, g in zip(replicas[rank], dense, strict=True)]
             squares = squares + of_rows**2
-            table = table - optimizer.lr * of_rows / (np.sqrt(squares) + optimizer.eps)
+            table = table - optimizer.lr * of_rows / (np.sqrt(squares) + optimizer.epsilon)
             steps[rank] += 1
             read[rank] = None
             if rank == 1 and steps[1] % 2 == 0 and number < batches:

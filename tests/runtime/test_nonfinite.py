@@ -79,7 +79,7 @@ def poisoned(poison: int) -> ArraySource:
 
 def chosen(**changes):
     model = ModelConfig(name="tests.runtime.test_nonfinite:Spoiled", lr=0.01)
-    optimizer = RowOptimizer(kind="adagrad", lr=0.1, initial_accumulator=0.01, eps=1e-10)
+    optimizer = RowOptimizer(kind="adagrad", lr=0.1, initial_accumulator=0.01)
     base = {"ranks": RANKS, "dtype": "float64", "nonfinite": "skip", "shards": 2}
     return config(model=model, optimizer=optimizer, **{**base, **changes})
 

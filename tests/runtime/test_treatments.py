@@ -38,7 +38,7 @@ from tests.runtime.worlds import (
 )
 
 SOURCE = ArraySource(300)  # 12 steps of 24 samples and one of 12
-ROWS = RowOptimizer(kind="adagrad", lr=0.1, initial_accumulator=0.01, eps=1e-10)
+ROWS = RowOptimizer(kind="adagrad", lr=0.1, initial_accumulator=0.01)
 UNMARKED = ArraySource(300)
 UNMARKED._all.dense[:, 1] = 0  # plain training has one dense feature
 LATE = {"mode": Mode.HYBRID, "tau": 3}

@@ -73,11 +73,8 @@ class Options:
     optimizer: OptimizerKind
     initial_accumulator: float
     eps: float
-    beta1: float
-    beta2: float
     l1: float
     l2: float
-    ftrl_beta: float
     weight_bound: float
     key: int
     initial: Initial

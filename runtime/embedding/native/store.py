@@ -222,11 +222,8 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options.optimizer = getattr(native.OptimizerKind, kind)
     options.initial_accumulator = rule.initial_accumulator
     options.eps = rule.epsilon
-    options.beta1 = rule.beta1
-    options.beta2 = rule.beta2
     options.l1 = rule.l1
     options.l2 = rule.l2
-    options.ftrl_beta = rule.ftrl_beta
     options.weight_bound = config.weight_bound
 
     # Initial values are a function of (seed, table, id) alone (law 10): this is the key of their

@@ -12,6 +12,8 @@ import numpy as np
 
 from runtime.embedding.config import RowOptimizer
 
+BETA1, BETA2 = 0.9, 0.999
+
 
 def apply(
     optimizer: RowOptimizer,
@@ -32,7 +34,7 @@ def apply(
     elif optimizer.kind == "rowwise_adagrad":
         rowwise_adagrad(values, state, gradients, lr, optimizer.epsilon)
     elif optimizer.kind == "adam":
-        adam(optimizer, values, state, gradients, lr, step)
+        adam(values, state, gradients, lr, optimizer.epsilon, step)
     else:
         raise ValueError(f"{optimizer.kind} is not in the reference")
 
@@ -59,23 +61,23 @@ def rowwise_adagrad(
 
 
 def adam(
-    optimizer: RowOptimizer,
     values: np.ndarray,
     state: np.ndarray,
     gradients: np.ndarray,
     lr: float,
+    eps: float,
     step: int,
 ) -> None:
     """``state`` [n, 2 d]: mean, then mean square."""
     dim = values.shape[1]
     mean, square = state[:, :dim], state[:, dim:]
-    mean += (1 - optimizer.beta1) * (gradients - mean)
-    square += (1 - optimizer.beta2) * (gradients * gradients - square)
-    correction1 = values.dtype.type(1 - math.pow(optimizer.beta1, step))
-    correction2 = values.dtype.type(1 - math.pow(optimizer.beta2, step))
+    mean += (1 - BETA1) * (gradients - mean)
+    square += (1 - BETA2) * (gradients * gradients - square)
+    correction1 = values.dtype.type(1 - math.pow(BETA1, step))
+    correction2 = values.dtype.type(1 - math.pow(BETA2, step))
     # As in torch's SparseAdam, eps is added before the correction of the mean square.
     length = lr * np.sqrt(correction2) / correction1
-    values -= length * mean / (np.sqrt(square) + optimizer.epsilon)
+    values -= length * mean / (np.sqrt(square) + eps)
 
 
 def mean_square(gradients: np.ndarray) -> np.ndarray:

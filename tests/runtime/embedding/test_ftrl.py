@@ -4,10 +4,10 @@ The oracle shares no formula with the kernel: after each step a weight must be t
 
     sum of g_s w  +  1/2 sum of sigma_s (w - w_s)^2  +  l1 |w|  +  l2 / 2 w^2
 
-over all steps s so far. The first of the terms in the middle has weight beta / rate_1 and lies
-around the initial value; together they weigh (beta + sqrt(g_1^2 + ... + g_s^2)) / rate_s. The
+over all steps s so far. The first of the terms in the middle has weight 1 / rate_1 and lies
+around the initial value; together they weigh (1 + sqrt(g_1^2 + ... + g_s^2)) / rate_s. The
 derivative is monotone, so the minimum is where it changes sign; scipy looks for that place. Without
-l1 and l2 FTRL is Adagrad with eps = beta, of which torch has another implementation.
+l1 and l2 FTRL is Adagrad with eps = 1, of which torch has another implementation.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def element(table: OneTable) -> float:
 class Minimised:
     """One weight as the minimum of its objective, by a search for the sign of the derivative."""
 
-    def __init__(self, start: float, lr: float, beta: float, l1: float, l2: float) -> None:
-        self.w, self.lr, self.beta, self.l1, self.l2 = start, lr, beta, l1, l2
+    def __init__(self, start: float, lr: float, l1: float, l2: float) -> None:
+        self.w, self.lr, self.l1, self.l2 = start, lr, l1, l2
         self._gradients: list[float] = []
         self._terms: list[tuple[float, float]] = []
         """sigma_s and w_s."""
@@ -58,9 +58,9 @@ class Minimised:
         if rate == 0 or gradient == 0:  # no step is made, or there is nothing to learn
             return
         if not self._gradients:
-            self._terms.append((self.beta / rate, self.w))
+            self._terms.append((1 / rate, self.w))
         self._gradients.append(gradient)
-        weight = (self.beta + float(np.sqrt(np.sum(np.square(self._gradients))))) / rate
+        weight = (1 + float(np.sqrt(np.sum(np.square(self._gradients))))) / rate
         self._terms.append((weight - sum(sigma for sigma, _ in self._terms), self.w))
         self.w = brentq(self._slope, -1e3, 1e3, xtol=1e-15, rtol=1e-14, maxiter=500)
 
@@ -74,12 +74,11 @@ class Minimised:
 @given(
     history=HISTORIES,
     start=st.sampled_from([0.0, 0.5, -0.2]),
-    beta=st.sampled_from([0.0, 1.0]),
     l1=st.sampled_from([0.0, 0.4]),
     l2=st.sampled_from([0.0, 0.3]),
 )
 def test_a_weight_is_the_minimum_of_its_objective_whatever_the_rates(
-    kernels, history, start, beta, l1, l2
+    kernels, history, start, l1, l2
 ):
     widest = native.kernel_set()
     try:
@@ -87,11 +86,11 @@ def test_a_weight_is_the_minimum_of_its_objective_whatever_the_rates(
     except ValueError:
         pytest.skip(f"no {kernels} here")
     try:
-        rule = RowOptimizer(kind="ftrl", lr=0.25, l1=l1, l2=l2, ftrl_beta=beta)
+        rule = RowOptimizer(kind="ftrl", lr=0.25, l1=l1, l2=l2)
         table = OneTable(
             dim=9, dtype="float64", optimizer=rule, initial="constant", initial_scale=start
         )
-        expected = Minimised(start, 0.25, beta, l1, l2)
+        expected = Minimised(start, 0.25, l1, l2)
         for number, (factor, gradient) in enumerate(history):
             step(table, number, gradient, factor)
             expected.step(gradient, factor)
@@ -101,12 +100,12 @@ def test_a_weight_is_the_minimum_of_its_objective_whatever_the_rates(
 
 
 @pytest.mark.law4
-@given(history=HISTORIES, beta=st.sampled_from([0.5, 1.0]))
-def test_without_regularisation_it_is_adagrad_of_torch_with_beta_for_eps(history, beta):
-    rule = RowOptimizer(kind="ftrl", lr=0.25, ftrl_beta=beta)
+@given(history=HISTORIES)
+def test_without_regularisation_it_is_adagrad_of_torch_with_1_for_eps(history):
+    rule = RowOptimizer(kind="ftrl", lr=0.25)
     table = OneTable(dim=4, dtype="float64", optimizer=rule, initial_scale=0.3)
     weights = torch.tensor(table.values([7])[0], requires_grad=True)
-    adagrad = torch.optim.Adagrad([weights], lr=0.25, eps=beta)
+    adagrad = torch.optim.Adagrad([weights], lr=0.25, eps=1.0)
     for number, (factor, gradient) in enumerate(history):
         slopes = gradient * np.array([1.0, -2.0, 0.5, 0.0])
         step(table, number, slopes, factor)

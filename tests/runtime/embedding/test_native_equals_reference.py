@@ -28,7 +28,6 @@ OPTIMIZERS = [
     RowOptimizer(kind="adagrad", initial_accumulator=0.01),
     RowOptimizer(kind="rowwise_adagrad"),
     RowOptimizer(kind="adam"),
-    RowOptimizer(kind="adam", beta1=0.5, beta2=0.9),
 ]
 LAYOUTS = {
     "one_table": Layout(fields=(Field(name="a"), Field(name="b", pooling="mean"))),

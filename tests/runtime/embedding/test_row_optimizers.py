@@ -47,7 +47,7 @@ def test_adam_that_counts_the_steps_of_the_run(one_table, kind):
 
 @pytest.mark.law4
 def test_row_wise_adagrad(one_table):
-    rule = RowOptimizer(kind="rowwise_adagrad", lr=0.1, initial_accumulator=0.2, eps=1e-10)
+    rule = RowOptimizer(kind="rowwise_adagrad", lr=0.1, initial_accumulator=0.2)
     found, history = run(one_table, rule)
     w, total = initial(one_table), np.full((len(IDS), 1), 0.2)
     for t, g in history:
@@ -58,7 +58,7 @@ def test_row_wise_adagrad(one_table):
 
 @pytest.mark.law4
 def test_ftrl_proximal(one_table):
-    rule = RowOptimizer(kind="ftrl", lr=0.1, l1=0.3, l2=0.05, ftrl_beta=1.0)
+    rule = RowOptimizer(kind="ftrl", lr=0.1, l1=0.3, l2=0.05)
     found, history = run(one_table, rule)
     w = initial(one_table)
     z, n = -1.0 / 0.1 * w, np.zeros((len(IDS), DIM))  # the minimum is there before any gradient

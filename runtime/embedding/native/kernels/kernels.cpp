@@ -21,13 +21,12 @@ template <class T>
 struct Rule {
   explicit Rule(const Options& o)
       : eps(static_cast<T>(o.eps)),
-        rest1(static_cast<T>(1 - o.beta1)),
-        rest2(static_cast<T>(1 - o.beta2)),
+        rest1(static_cast<T>(1 - kBeta1)),
+        rest2(static_cast<T>(1 - kBeta2)),
         l1(static_cast<T>(o.l1)),
         l2(static_cast<T>(o.l2)),
-        beta(static_cast<T>(o.ftrl_beta)),
         bound(static_cast<T>(o.weight_bound)) {}
-  T eps, rest1, rest2, l1, l2, beta, bound;
+  T eps, rest1, rest2, l1, l2, bound;
 };
 
 // The mean of squares of a row, summed by halves: element j takes element j + half, and so on down
@@ -75,7 +74,7 @@ inline void step_row(const Rule<T>& rule, T* __restrict v, T* __restrict s, cons
     }
   } else {
     // FTRL-proximal (McMahan et al. 2013), its proximal form at a rate of any step. A row that stands
-    // at v has z = -(v * slope / lr + held), where slope / lr = (beta + sqrt(n)) / lr + l2 and held is
+    // at v has z = -(v * slope / lr + held), where slope / lr = (1 + sqrt(n)) / lr + l2 and held is
     // the part of l1 that the row leans on: -l1, l1, or at 0 the gradients that l1 holds back. So z is
     // made from the row at today's rate, and no rate of before is kept: where nothing was learned, a
     // rate that changes moves nothing. An element without a gradient yet (n = 0) starts from its
@@ -84,7 +83,7 @@ inline void step_row(const Rule<T>& rule, T* __restrict v, T* __restrict s, cons
     T* __restrict held = s + dim;
     for (size_t j = 0; j < dim; ++j) {
       const T grown = s[j] + g[j] * g[j];
-      const T root = rule.beta + std::sqrt(grown), slope = root + lr * rule.l2;
+      const T root = T{1} + std::sqrt(grown), slope = root + lr * rule.l2;
       const T start = s[j] == 0 ? v[j] * (root / slope) : v[j];
       const T leaning = rule.l1 > 0 ? held[j] : T{0};
       const T moved = start - lr * (g[j] + leaning) / slope;

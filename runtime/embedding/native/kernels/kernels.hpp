@@ -14,6 +14,9 @@ enum class Initial : int { uniform, normal, gamma, poisson, constant };
 enum class Eviction : int { none, lru };
 enum class Admission : int { all, probability, frequency };
 
+// Adam's decays of the mean and of the mean square. Source: the defaults of torch.optim.Adam.
+inline constexpr double kBeta1 = 0.9, kBeta2 = 0.999;
+
 // Filled in by Python once, read by every kernel.
 struct Options {
   uint64_t dim = 8;
@@ -22,11 +25,8 @@ struct Options {
   OptimizerKind optimizer = OptimizerKind::sgd;
   double initial_accumulator = 0;
   double eps = 1e-10;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
   double l1 = 0;
   double l2 = 0;
-  double ftrl_beta = 1;
   double weight_bound = 0;  // 0: none
 
   uint64_t key = 0;  // stands for (seed, table)

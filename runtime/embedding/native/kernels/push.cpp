@@ -92,8 +92,8 @@ double Table::factor(int64_t step, double lr) const {
   const OptimizerKind kind = options_.optimizer;
   if (kind != OptimizerKind::adam && kind != OptimizerKind::adam_row) return lr;
   const auto count = static_cast<double>(step);
-  const double rest1 = 1 - std::pow(options_.beta1, count);
-  const double rest2 = 1 - std::pow(options_.beta2, count);
+  const double rest1 = 1 - std::pow(kBeta1, count);
+  const double rest2 = 1 - std::pow(kBeta2, count);
   if (options_.wide()) return lr * std::sqrt(rest2) / rest1;
   return static_cast<float>(lr) * std::sqrt(static_cast<float>(rest2)) / static_cast<float>(rest1);
 }
