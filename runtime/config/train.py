@@ -79,7 +79,6 @@ class DataConfig(Checked):
 
 
 _DECAYS = ReadBy(lambda schedule: schedule.decay != "none", "a decay")
-_ENDS = ReadBy(lambda schedule: schedule.decay in ("linear", "cosine"), "decay linear or cosine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +87,10 @@ class Schedule(Checked):
 
     warmup_steps: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Steps of the rise from 0 to 1, >= 0."""
-    decay: Literal["none", "linear", "cosine", "inverse_sqrt"] = "none"
-    """Down to ``floor`` over ``decay_steps`` after the warm-up; inverse_sqrt: as sqrt(decay_steps /
-    (decay_steps + steps after the warm-up)), for ever."""
+    decay: Literal["none", "linear", "cosine"] = "none"
+    """Down to 0 over ``decay_steps`` after the warm-up."""
     decay_steps: Annotated[Positive, _DECAYS] = 10_000
     """Length of the decay, in steps, >= 1."""
-    floor: Annotated[float, Within(0, 1), _ENDS] = 0.0
-    """The factor at the end of a linear or cosine decay, in [0, 1]."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -111,11 +107,9 @@ class Schedule(Checked):
         after = step - max(1, self.warmup_steps)  # the first step has the whole rate, as torch's
         share = min(after / self.decay_steps, 1.0)
         if self.decay == "linear":
-            return 1.0 - (1.0 - self.floor) * share
+            return 1.0 - share
         if self.decay == "cosine":
-            return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * share))
-        if self.decay == "inverse_sqrt":
-            return math.sqrt(self.decay_steps / (self.decay_steps + after))
+            return 0.5 * (1.0 + math.cos(math.pi * share))
         return 1.0
 
 

@@ -18,6 +18,7 @@ from runtime.embedding.config import TableConfig
 _NO_SCHEDULE = {"warmup_steps": 0, "decay": "none", "decay_steps": 10_000, "floor": 0.0}
 TAKEN_OUT: dict[str, tuple[Any, ...]] = {
     "rows.optimizer.schedule": (_NO_SCHEDULE,),
+    "model.schedule.floor": (0.0,),
     "engine.loss_scale": (65536.0,),
     "engine.tensorboard": (True, False),
     "data.keep": (True, False),

@@ -35,10 +35,8 @@ def torchs_schedule(schedule, optimizer):
     if schedule.decay == "none":
         return lr_scheduler.ConstantLR(optimizer, 1.0)
     fall = {
-        "cosine": lambda: lr_scheduler.CosineAnnealingLR(
-            optimizer, steps, eta_min=schedule.floor * optimizer.defaults["lr"]
-        ),
-        "linear": lambda: lr_scheduler.LinearLR(optimizer, 1.0, schedule.floor, steps),
+        "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, steps),
+        "linear": lambda: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps),
     }[schedule.decay]()
     if not warm:
         return fall
@@ -116,10 +114,10 @@ def test_sync_with_one_rank_equals_plain_pytorch(optimizer, dtype):
 @pytest.mark.parametrize(
     "schedule",
     [
-        Schedule(warmup_steps=5, decay="cosine", decay_steps=30, floor=0.1),
-        Schedule(warmup_steps=3, decay="linear", decay_steps=20, floor=0.05),
-        Schedule(decay="cosine", decay_steps=30, floor=0.1),
-        Schedule(decay="linear", decay_steps=20, floor=0.05),
+        Schedule(warmup_steps=5, decay="cosine", decay_steps=30),
+        Schedule(warmup_steps=3, decay="linear", decay_steps=20),
+        Schedule(decay="cosine", decay_steps=30),
+        Schedule(decay="linear", decay_steps=20),
     ],
     ids=lambda s: f"{s.decay} behind {s.warmup_steps}",
 )

@@ -177,7 +177,7 @@ def test_another_number_of_ranks_begins_with_the_mean_of_the_replicas(ranks):
 def test_a_schedule_goes_on_at_its_step_with_another_number_of_pushes_a_step(before, now):
     """Of async with match=global, where a step is a push of each rank; by sgd, whose steps show
     the rate."""
-    falling = Schedule(decay="linear", decay_steps=12, floor=0.0)
+    falling = Schedule(decay="linear", decay_steps=12)
     chosen = ModelConfig(optimizer="sgd", lr=0.5, schedule=falling)
 
     def of(ranks: int) -> tuple[Tensor, FunctionalOptimizer]:

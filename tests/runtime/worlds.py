@@ -88,7 +88,7 @@ TUNED = ModelConfig(
     hidden=(8,),
     optimizer="adamw",
     lr=0.02,
-    schedule=Schedule(warmup_steps=3, decay="cosine", decay_steps=9, floor=0.1),
+    schedule=Schedule(warmup_steps=3, decay="cosine", decay_steps=12),
     weight_decay=0.1,
     clip_norm=0.02,
 )

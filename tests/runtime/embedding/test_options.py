@@ -24,8 +24,6 @@ UNREAD: list[tuple[Any, dict[str, Any], str]] = [
     (Admission, {"sightings": 3}, "only used with kind frequency; remove it"),
     (Admission, {"kind": "probability", "counters": 9}, "only used with kind frequency"),
     (HashStack, {"rows_per_round": 9}, "only used with rounds >= 1"),
-    (Schedule, {"floor": 0.1}, "only used with decay linear or cosine"),
-    (Schedule, {"decay": "inverse_sqrt", "floor": 0.1}, "only used with decay linear"),
     (Schedule, {"decay_steps": 9}, "only used with a decay"),
     (TableConfig, {"initial_mean": 0.1}, "only used with initial normal"),
     (TableConfig, {"initial_shape": 2.0}, "only used with initial gamma"),
