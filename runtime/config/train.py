@@ -169,8 +169,6 @@ class EvaluationConfig:
     best before them: AUC (of a regression MSE) of the first task, on the validation part alone."""
     test_rows: Annotated[int | None, Within(2, MOST)] = None
     """Evaluate on the first rows of that split only, >= 2."""
-    top: Annotated[int, Within(1, 1_000_000)] = 10
-    """K of Recall@K and NDCG@K, which are of data whose schema names a group (a user)."""
 
     def __post_init__(self) -> None:
         check_fields(self)

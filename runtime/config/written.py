@@ -19,6 +19,7 @@ _NO_SCHEDULE = {"warmup_steps": 0, "decay": "none", "decay_steps": 10_000, "floo
 TAKEN_OUT: dict[str, tuple[Any, ...]] = {
     "rows.optimizer.schedule": (_NO_SCHEDULE,),
     "model.schedule.floor": (0.0,),
+    "evaluation.top": (10,),
     "engine.loss_scale": (65536.0,),
     "engine.tensorboard": (True, False),
     "data.keep": (True, False),

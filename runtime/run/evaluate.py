@@ -189,8 +189,7 @@ def evaluate(
         if name in layout.regression:
             tasks[name] = regression_score(of_task, predicted, of_weight)
         else:
-            top = learner.config.evaluation.top
-            tasks[name] = score(of_task, predicted, of_groups, of_weight, top, of_known)
+            tasks[name] = score(of_task, predicted, of_groups, of_weight, of_known)
 
     # What looks wrong, and how many ids had a row.
     health = _health(worker, tasks, predictions, learner.config.model.name)

@@ -261,7 +261,7 @@ class RunFailover:
         yield SavedServer(rules, self._first_steps[min(self._first_steps)])
 
 
-_FIXED = {"precision", "trace", "trace_order", "eval_split", "test_rows", "top"}
+_FIXED = {"precision", "trace", "trace_order", "eval_split", "test_rows"}
 _MAY_CHANGE = {"ranks", "permits", "ahead", "lookahead", "steps", "data.dir"} | {
     name.replace("_", "-")
     for group in (EngineConfig, CheckpointConfig, EvaluationConfig)

@@ -105,16 +105,19 @@ def regression_score(
     )
 
 
+TOP = 10
+"""K of Recall@K and NDCG@K."""
+
+
 def score(
     labels: np.ndarray,
     predictions: np.ndarray,
     groups: np.ndarray | None = None,
     weights: np.ndarray | None = None,
-    top: int = 10,
     grouped: np.ndarray | None = None,
 ) -> TaskScore:
     """The figures of one task; ``groups`` [n]: whose samples they are, for GAUC, Recall and NDCG
-    at ``top``; ``weights`` [n]: what each sample counts; ``grouped`` [n]: whether it is in any
+    at `TOP`; ``weights`` [n]: what each sample counts; ``grouped`` [n]: whether it is in any
     group, None where all are."""
     # What cannot be scored: no label, one class only, predictions that are no numbers.
     if not _weighs(labels, weights):
@@ -147,15 +150,15 @@ def score(
     if grouped is not None:
         rising = rising[grouped[rising]]
     if not len(rising):
-        return replace(result, k=top, without_group=len(labels))
+        return replace(result, k=TOP, without_group=len(labels))
     in_groups = rising[np.argsort(groups[rising], kind="stable")]
     gauc, gauc_groups, left_out = group_auc(labels, predictions, groups, in_groups)
-    recall, ndcg = at_top(labels, predictions, groups, top, in_groups)
+    recall, ndcg = at_top(labels, predictions, groups, TOP, in_groups)
     return replace(
         result,
         recall=recall,
         ndcg=ndcg,
-        k=top,
+        k=TOP,
         gauc=gauc,
         gauc_groups=gauc_groups,
         gauc_groups_left_out=left_out,

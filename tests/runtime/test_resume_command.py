@@ -70,7 +70,6 @@ def refused(refused, monkeypatch):
         (["--mode", "raw_hybrid"], "--mode is raw_hybrid"),
         (["--eval-split", "validation"], "--eval-split is validation"),
         (["--test-rows", "2"], "--test-rows is 2"),
-        (["--top", "5"], "--top is 5"),
     ],
 )
 def test_what_decides_what_is_trained_cannot_be_given_anew(unfinished, words, said, refused):
