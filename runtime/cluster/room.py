@@ -61,7 +61,7 @@ class ResourcePlan:
         if engine.device != "cpu":
             rank["GPU"] = 1.0
         core = {"CPU": 1.0}
-        server = {"CPU": float(engine.server_threads or 1)}
+        server = {"CPU": float(engine.threads)}
         workers = [core] * engine.workers
         loaders = [core] * engine.loaders
         ranks = [rank] * config.sync.ranks

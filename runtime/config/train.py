@@ -205,9 +205,6 @@ class EngineConfig:
     servers: Annotated[int, Within(0, 512), CONCURRENT] = 0
     """Embedding servers of the concurrent executor as processes of this host, 0 to 512, which
     hold the rows in place of ``shards`` in this process; 0: none. Linux."""
-    server_threads: Annotated[int | None, Within(1, 1024), CONCURRENT] = None
-    """Threads of a kernel of each of the ``servers``, 1 to 1024: with as many as a host has cores
-    one server uses all of it. None: 1, or ``threads`` where sync has one rank."""
     servers_at: Annotated[tuple[str, ...], CONCURRENT] = ()
     """Hosts on which the ``servers`` start in turn, then ``workers`` and ``loaders``, as HOST:PORT
     of `persia-runtime serve` there; none: this host. Example: 10.0.0.5:7800 10.0.0.6:7800."""
@@ -222,7 +219,7 @@ class EngineConfig:
     """Processes that parse and hash the training data ahead of the ranks of the concurrent
     executor, 0 to 64; 0: the ranks do it. Linux."""
     threads: Annotated[int, Within(1, 1024)] = 1
-    """Threads of one dense operation, 1 to 1024."""
+    """Threads of one dense operation, and of a kernel of each of the ``servers``, 1 to 1024."""
     device: str = "cpu"
     """Device of the dense network: cpu, or cuda, cuda:1, ..."""
     precision: Literal["float32", "float64", "bfloat16", "float16", "tf32"] = "float32"
@@ -274,9 +271,8 @@ class EngineConfig:
             raise Refused("executor", "replay needs the order to execute; add --trace FILE")
 
         # Servers on other hosts: where, how many, and the secret.
-        for name in ("servers_at", "server_threads"):
-            if getattr(self, name) and not self.servers:
-                raise Refused(name, "is read with servers alone; say --servers, how many")
+        if self.servers_at and not self.servers:
+            raise Refused("servers_at", "is read with servers alone; say --servers, how many")
         for at in self.servers_at:
             if not HOST_PORT.fullmatch(at):
                 raise Refused("servers_at", f"{HOST_PORT_RULE}, got {at!r}")

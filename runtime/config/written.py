@@ -21,6 +21,7 @@ TAKEN_OUT: dict[str, tuple[Any, ...]] = {
     "model.schedule.floor": (0.0,),
     "evaluation.top": (10,),
     "engine.loss_scale": (65536.0,),
+    "engine.server_threads": (None,),
     "engine.tensorboard": (True, False),
     "data.keep": (True, False),
     "rows.capacity.memory_bytes": (None,),

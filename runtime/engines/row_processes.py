@@ -175,7 +175,6 @@ def _start(
 def _server_configs(
     config: TrainConfig, layout: Layout, tables: list[TableConfig]
 ) -> list[ServerConfig]:
-    alone = config.sync.ranks == 1 and config.sync.mode.reads_fresh_rows
     engine = config.engine
     return [
         ServerConfig(
@@ -184,7 +183,7 @@ def _server_configs(
             seed=config.seed,
             tables=tuple(tables),
             rules=server_rules(config, layout, tables),
-            threads=engine.server_threads or (engine.threads if alone else 1),
+            threads=engine.threads,
             records=engine.trace_order and config.sync.lookahead != "forwarded",
             patience_s=STUCK_S * crowding(engine.servers + config.sync.ranks),
         )

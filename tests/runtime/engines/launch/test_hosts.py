@@ -334,7 +334,6 @@ PLACE = "HOST:PORT, PORT from 0 to 65535, an IPv6 address in brackets"
         ),
         ({"servers": 1, "servers_at": ("a:0",)}, "servers_at names port 0 of 'a:0', where nobody"),
         ({"servers_at": ("a:1",)}, "say --servers, how many"),
-        ({"server_threads": 2}, "server_threads is read with servers alone; say --servers, how"),
         ({"servers": 1, "servers_at": ("a:1",)}, "servers_at and --servers-secret go together"),
         ({"servers": 1, "servers_at": ("a b:1",)}, "servers_at must be HOST:PORT, .* got 'a b:1'"),
         ({"servers": 1, "servers_at": ("host",)}, "servers_at must be HOST:PORT, .* got 'host'"),
