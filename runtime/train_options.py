@@ -174,8 +174,6 @@ def read_train(arguments: list[str], launch: Launcher | None = None) -> Train:
 
     # What was typed is read by somebody, or refused.
     unread = run.unread()
-    if launch is None:
-        unread["engine.dense_sum"] = "ranks that torchrun has started as processes"
     if options.get("sync.tau") == 0 and not run.sync.mode.reads_late_rows:
         unread.pop("sync.tau", None)  # which is true of these modes
     for path in (path for path in options if path in unread):

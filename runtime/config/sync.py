@@ -35,7 +35,6 @@ CONCURRENT = of_executor("concurrent")
 FETCHES_CONCURRENT = _in_modes(
     lambda mode: not mode.reads_fresh_rows, "every mode but sync,", "concurrent"
 )
-SHARED_CONCURRENT = _in_modes(_shared, "modes with a common step, under torchrun,", "concurrent")
 _SUMS = _in_modes(_shared, "modes with a common step, whose ranks' gradients add up")
 _DELAYS = _in_modes(
     _shared, "modes with a common step; in async dense weights are late by themselves"

@@ -28,7 +28,6 @@ from runtime.config.sync import (
     CONCURRENT,
     FETCHES_CONCURRENT,
     LATE_CONCURRENT,
-    SHARED_CONCURRENT,
     SyncConfig,
     of_executor,
 )
@@ -226,12 +225,6 @@ class EngineConfig:
     """Precision of the dense network's arithmetic; bfloat16 and float16 by autocast. tf32: on a
     GPU, float32 whose matrix products round their factors to 10 bits. float64, for checking laws:
     rows, too; otherwise they are float32."""
-    dense_sum: Annotated[Literal["auto", "ring", "gather"], SHARED_CONCURRENT] = "auto"
-    """How the dense gradients of ranks that are processes are added up, in modes with a common
-    step. gather: in rank order, which gives the bytes of ranks that are threads; ring: in torch's
-    order, in twice as many messages one after the other, and fewer bytes. For W ranks it is the
-    faster one where the network has more bytes than latency x rate x W / (W - 2). auto: gather for
-    two ranks and for small networks on the CPU, else ring."""
     lookups_in_flight: Annotated[int, Within(1, 2**20), FETCHES_CONCURRENT] = (
         DEFAULT_LOOKUPS_IN_FLIGHT
     )

@@ -20,6 +20,7 @@ TAKEN_OUT: dict[str, tuple[Any, ...]] = {
     "rows.optimizer.schedule": (_NO_SCHEDULE,),
     "model.schedule.floor": (0.0,),
     "evaluation.top": (10,),
+    "engine.dense_sum": ("auto",),
     "engine.loss_scale": (65536.0,),
     "engine.server_threads": (None,),
     "engine.tensorboard": (True, False),

@@ -53,9 +53,9 @@ RING_FROM_BYTES = 128 * 1024
 def gathers(config: TrainConfig, model: nn.Module) -> bool:
     """Whether ranks that are processes gather the dense gradients and add them up in rank order.
 
-    Unless the config says which, it follows from the network's bytes and the ranks' number alone,
-    so that a run that goes on, or is done again, adds up alike: gather for two ranks, and for more
-    where the messages that it saves take longer than the bytes that it adds.
+    It follows from the network's bytes and the ranks' number alone, so that a run that goes on, or
+    is done again, adds up alike: gather for two ranks, and for more where the messages that it
+    saves take longer than the bytes that it adds.
 
     >>> from runtime.config import SyncConfig
     >>> two, eight = (TrainConfig(sync=SyncConfig(ranks=ranks)) for ranks in (2, 8))
@@ -63,8 +63,6 @@ def gathers(config: TrainConfig, model: nn.Module) -> bool:
     >>> [gathers(config, model) for config in (two, eight) for model in (small, large)]
     [True, True, True, False]
     """
-    if config.engine.dense_sum != "auto":
-        return config.engine.dense_sum == "gather"
     if config.engine.device != "cpu":  # NCCL's messages take microseconds
         return False
     trained = [p for p in model.parameters() if p.requires_grad]

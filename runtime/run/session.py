@@ -421,7 +421,7 @@ def _warnings(training: Training, final: Evaluation) -> list[str]:
 
 _RING = (
     "its ranks were processes that added up their dense gradients in a ring, in torch's order;"
-    " record it with --dense-sum gather"
+    " record it with ranks that are threads"
 )
 _UNSEEDED = (
     "model {} draws from torch's generator, which no seed of the run reaches; set the attribute"

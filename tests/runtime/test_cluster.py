@@ -123,7 +123,7 @@ def test_a_rank_killed_on_ray_costs_no_byte(address, mark, tmp_path, monkeypatch
     killer = KILLER.format(mark=mark, run=str(run), victim="os.getpid()")
     (tmp_path / "mortal_on_ray.py").write_text(killer)
     words = [*WORDS, "--model.name", "mortal_on_ray:Net", "--checkpoint-every", "20"]
-    more = ["--dense-sum", "gather", "--loaders", "2", "--out", "killed"]
+    more = ["--loaders", "2", "--out", "killed"]
     code, told, error = train(address, *words, *ON_TWO, *more, folder=tmp_path)
     assert code == 0, told + error
     assert len(re.findall(r"^loader \d: 1 CPU on .* \(node \w+\)$", told, re.MULTILINE)) == 2
@@ -310,7 +310,7 @@ def test_servers_come_and_go_with_the_room_for_them_and_as_somebody_wishes(
     words = [*WORDS[:2], "--steps", "300", *WORDS[4:], "--model.name", "lasting:Net"]
     words += ["--mode", mode, "--checkpoint-every", "20"]
     process = start(
-        address, *words, "--dense-sum", "gather", "--servers", "1:3", "--ranks", "2",
+        address, *words, "--servers", "1:3", "--ranks", "2",
         "--out", "resized", folder=tmp_path,
     )  # fmt: skip
     told = []

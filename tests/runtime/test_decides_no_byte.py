@@ -45,7 +45,6 @@ RECORDED: dict[str, dict[str, Any]] = {
     "lookahead": LOOKAHEAD | THREADS | {"lookahead": "forwarded"},
     "executor": HYBRID | THREADS,
     "servers": HYBRID | on_engine("processes", 2),
-    "dense-sum": HYBRID | THREADS | {"dense_sum": "gather"},
     "fuse-ranks": HYBRID | {"fuse_ranks": True},
     "test-rows": HYBRID | {"test_rows": 20},
     "keep-best": HYBRID | {"checkpoint_every": 2, "keep_best": "auc", "eval_split": "validation"},

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from persia_sim.base.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.dense import buckets
 from runtime.dense import group as group_module
 from runtime.dense import optimizer
 from runtime.dense.averaging import AveragingRound, mean_model
@@ -100,9 +101,8 @@ def weights_of(model: nn.Module) -> dict[str, np.ndarray]:
 Told = list[tuple[float, int]]
 
 
-def settings(dense_lag: int, *, gathers: bool = False) -> TrainConfig:
-    dense_sum = "gather" if gathers else "ring"
-    engine = EngineConfig(executor="concurrent", dense_sum=dense_sum)
+def settings(dense_lag: int) -> TrainConfig:
+    engine = EngineConfig(executor="concurrent")
     return TrainConfig(
         sync=SyncConfig(ranks=RANKS, dense_lag=dense_lag), model=CONFIG, engine=engine
     )
@@ -145,8 +145,9 @@ def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> No
         if rank:  # rank 0's initial weights are everybody's
             for parameter in model.parameters():
                 parameter.data.zero_()
+        buckets.RING_FROM_BYTES = 2**40 if gathers else -1
         rule = DistributedWeights(
-            settings(dense_lag, gathers=gathers), model, recorder,
+            settings(dense_lag), model, recorder,
             lambda *news: told.append(news),  # noqa: B023
             group=group, overlapped=overlapped, scale=scale, stop=Stop(),
         )  # fmt: skip

@@ -263,7 +263,7 @@ def test_a_run_of_several_processes_that_is_stopped_goes_on_from_s3_by_the_same_
     (tmp_path / "measured_steps.py").write_text(SLOW)
     words = "train --data.name synthetic --steps 200 --batch 32 --mode sync --test-rows 200"
     words += " --model.name measured_steps:Net --model.hidden 8 --ranks 2 --checkpoint-every 20"
-    there = [*more, "--servers", "2", "--dense-sum", "gather", "--out", URL, "--resume", "auto"]
+    there = [*more, "--servers", "2", "--out", URL, "--resume", "auto"]
     line = [sys.executable, *launcher, "-m", "runtime", *words.split(), *there]
 
     # It is stopped behind its first checkpoint, and begun again by the same words.

@@ -36,7 +36,6 @@ WITH_REMEDY = {
     "--checkpoint-incremental": "--checkpoint-every",
     "--data.shuffle --data.shuffle-buffer 16": "remove one",
     "--executor concurrent --workers 1": "--servers",
-    "--executor concurrent --dense-sum gather": "torchrun",
     "--data synthetic --data.validation-fraction 0.1": "synthetic stream",
     "--rows.optimizer.l1=0.9": "kind ftrl",
     "--rows.initial-mean=1": "initial normal",

@@ -50,7 +50,7 @@ def test_servers_that_change_while_a_run_trains_change_no_byte_and_lose_no_push(
     words += ["--test-rows", "200", "--model.name", "slow:Net", "--model.hidden", "8"]
     words += ["--executor", "concurrent", "--checkpoint-every", "end", "--servers", "2"]
     words += ["--ranks", "2"]
-    started = [*launcher, "-m", "runtime", *words, *(["--dense-sum", "gather"] if launcher else [])]
+    started = [*launcher, "-m", "runtime", *words]
     process = subprocess.Popen(
         [sys.executable, *started, "--out", "resized"],
         cwd=tmp_path,

@@ -231,7 +231,7 @@ def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint_and_no_
     (tmp_path / "mortal.py").write_text(MORTAL)
     monkeypatch.syspath_prepend(tmp_path)
     code, said, told = torchrun(
-        tmp_path, *words, "--checkpoint-every", "20", "--dense-sum", "gather", "--loaders", "1",
+        tmp_path, *words, "--checkpoint-every", "20", "--loaders", "1",
         "--out", str(run), restarts=1, RUN=str(run),
     )  # fmt: skip
     assert code == 0, told

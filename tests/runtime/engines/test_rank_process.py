@@ -28,6 +28,7 @@ from persia_sim.base.staleness import summary_of
 from persia_sim.base.trace import ALL, Kind, Trace
 from persia_sim.base.vocabulary import Mode, Stage
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
+from runtime.dense import buckets
 from runtime.dense.group import RankGroup
 from runtime.engines import rank_process
 from runtime.engines.open import assemble_for
@@ -54,7 +55,7 @@ SOURCE = TwoTables(24 * 17 + 7)
 """18 steps; of the last one's 7 samples every rank has a few."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "sync": {},
-    "sync, ring": {"dense_sum": "ring"},
+    "sync, ring": {},
     "lookahead": {"mode": Mode.LOOKAHEAD},
     "hybrid, tau 0": {"mode": Mode.HYBRID, "tau": 0},
     "merged": {"mode": Mode.HYBRID, "tau": 3},
@@ -76,11 +77,9 @@ EQUAL_TO_SYNC += ["sync, workers", "lookahead, workers"]
 
 
 def settings_of(name: str) -> TrainConfig:
-    barrier = "async" not in str(SETTINGS[name].get("mode", "sync"))
-    gather = {"dense_sum": "gather"} if barrier else {}
     chosen: dict[str, Any] = {"ranks": RANKS, "servers": SERVERS, "executor": "concurrent"}
     chosen["model"] = replace(TUNED, dropout=0.2)
-    return config(**(chosen | gather | SETTINGS[name]))
+    return config(**(chosen | SETTINGS[name]))
 
 
 def on_one_host(rank: int, ranks: int, store: dist.Store) -> ProcessRank:
@@ -97,6 +96,7 @@ def train_all(
     **more: Any,
 ) -> None:
     for name in names:
+        buckets.RING_FROM_BYTES = -1 if name == "sync, ring" else 2**40
         # On a busy machine a round of averaging takes longer than so few steps: they get slower.
         for latency_s in (0.0, 0.05, 0.5) if name == "averaging" else (0.0,):
             here = join(rank, ranks, dist.PrefixStore(f"{name} {latency_s}", store))
@@ -212,7 +212,6 @@ def check_replay(found: Path, name: str, ranks: int = RANKS) -> None:
             servers=0,
             workers=0,
             shards=SERVERS,
-            dense_sum="auto",
         ),
     )
     replayed = run(again, SOURCE, order=order)
@@ -308,11 +307,10 @@ INSTANTS = {
 def interrupted_and_resumed(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     for mode, attempts in ATTEMPTS.items():
         run = folder / f"{mode}, resumed"
-        engine = {"dense_sum": "gather"} if mode == "sync" else {}
         for number, (members, steps) in enumerate(attempts):
             if rank >= members:
                 break
-            chosen = changed(run_of(mode, servers=1, **engine), ranks=members, steps=steps)
+            chosen = changed(run_of(mode, servers=1), ranks=members, steps=steps)
             words = dist.PrefixStore(f"{mode} {number}", store)
             group = Signalled(rank, members, words, torch.device("cpu"))
             if rank == RANKS - 1 and number == 0:

@@ -274,7 +274,7 @@ def test_a_rank_killed_on_its_host_costs_no_byte(hosts, tmp_path, monkeypatch):
     (tmp_path / "mortal.py").write_text(MORTAL)
     monkeypatch.syspath_prepend(tmp_path)
     out = tmp_path / "run"
-    more = ["--dense-sum", "gather", "--loaders", "1", "--out", str(out)]
+    more = ["--loaders", "1", "--out", str(out)]
     environment = os.environ | {"PYTHONPATH": path_with(tmp_path), "RUN": str(out)}
     told = torchrun(hosts, [*words, *more], env=environment)
     assert [code for code, _, _ in told] == [0, 0], told

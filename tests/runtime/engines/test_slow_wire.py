@@ -241,7 +241,7 @@ def test_a_store_that_nobody_refers_to_leaves_no_thread_and_no_descriptor(mode):
 def _train_behind_a_wire(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     for round_trip_s in (0.03, 0.3, 1.0):
         here = on_one_host(rank, ranks, dist.PrefixStore(str(round_trip_s), store))
-        chosen = {"mode": Mode.HYBRID, "tau": 4, "ranks": ranks, "dense_sum": "gather"}
+        chosen = {"mode": Mode.HYBRID, "tau": 4, "ranks": ranks}
         with wired("servers", round_trip_s / 2):
             settings = config(**chosen, **behind("servers"))
             world = train_one(settings, here, set())
