@@ -24,9 +24,10 @@ from persia_sim.cli import Options, scenario_of
 from persia_sim.cli.sharded import ShardedOptions
 from persia_sim.cluster.scenario import Averaging, Queues, Scenario
 from runtime.config import SyncConfig, TrainConfig
+from runtime.dense import averaging
 from runtime.train_options import Train, read_train
 
-CONTRACT = {"tau": 4, "ahead": 4, "average_every_s": 0.5, "merge_pushes": True}
+CONTRACT = {"tau": 4, "ahead": 4, "merge_pushes": True}
 MODES = list(Mode)
 
 
@@ -56,7 +57,7 @@ def test_a_mode_means_the_same_in_both_halves(mode):
     else:
         assert there.tau is None
     if mode is Mode.ASYNC_AVERAGING:
-        assert there.rounds.period_s == Averaging().period_s == here.average_every_s == 0.5
+        assert there.rounds.period_s == Averaging().period_s == averaging.PERIOD_S == 0.5
 
 
 def test_as_many_lookups_are_in_flight_in_both_halves():
@@ -110,7 +111,7 @@ def test_what_help_says_of_a_default_is_the_default(monkeypatch, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert f"Lookahead only; None means {CONTRACT['ahead']} there." in said
     assert "A choice in raw_hybrid and hybrid only; None means yes there." in said
-    assert f"--average-every-s FLOAT|None (default: {CONTRACT['average_every_s']})" in said
+    assert f"--average-every-s FLOAT|None (default: {averaging.PERIOD_S})" in said
     assert default(Options, "tau") == CONTRACT["tau"], "which help shows as it is"
 
 
@@ -124,6 +125,7 @@ from persia_sim.cli import Options, scenario_of
 from persia_sim.cli.sharded import ShardedOptions
 from persia_sim.report.sweep import Point
 from runtime.config import SyncConfig
+from runtime.dense.averaging import PERIOD_S
 
 sync = SyncConfig()
 hybrid, lookahead, averaging = (
@@ -133,7 +135,7 @@ hybrid, lookahead, averaging = (
 print(json.dumps({
     "tau": [sync.tau, hybrid.tau, Point().tau, ConvergenceOptions().tau],
     "ahead": [sync.ahead, lookahead.steps_ahead],
-    "average_every_s": [sync.average_every_s, averaging.rounds.period_s],
+    "average_every_s": [PERIOD_S, averaging.rounds.period_s],
 }))
 """
 

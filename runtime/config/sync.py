@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Annotated, Literal
 
 from persia_sim.base.schema import Checked, ReadBy, Within
-from persia_sim.base.vocabulary import DEFAULT_AHEAD, DEFAULT_AVERAGE_EVERY_S, DEFAULT_TAU, Mode
+from persia_sim.base.vocabulary import DEFAULT_AHEAD, DEFAULT_TAU, Mode
 
 MOST_STEPS = 2**31
 MOST_DENSE_LAG = 1_000
@@ -52,10 +52,7 @@ _STARTS = ReadBy(
 )
 _AHEAD = _in_modes(lambda mode: mode.prefetches_rows, "mode lookahead")
 _AHEAD_CONCURRENT = _in_modes(lambda mode: mode.prefetches_rows, "mode lookahead", "concurrent")
-_AVERAGES = {
-    executor: _in_modes(lambda mode: mode.averages_replicas, "mode async_averaging", executor)
-    for executor in ("constant_lag", "concurrent")
-}
+_AVERAGES = _in_modes(lambda mode: mode.averages_replicas, "mode async_averaging", "constant_lag")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +103,9 @@ class SyncConfig(Checked):
     wire: Literal["full", "half"] = "full"
     """How rows and their gradients travel between servers and who pools them: half is float16 with
     a scale for each row (the paper's lossy compression), which rounds them in every engine."""
-    average_every_steps: Annotated[int, Within(1, MOST_STEPS), _AVERAGES["constant_lag"]] = 32
-    """Steps of a rank between two averagings, in async_averaging with the executor constant_lag."""
-    average_every_s: Annotated[
-        float, Within(0, 86_400, without="least"), _AVERAGES["concurrent"]
-    ] = DEFAULT_AVERAGE_EVERY_S
-    """Seconds between two averagings, in async_averaging with the concurrent executor (source:
-    the original's 500 ms)."""
+    average_every_steps: Annotated[int, Within(1, MOST_STEPS), _AVERAGES] = 32
+    """Steps of a rank between two averagings, in async_averaging with the executor constant_lag;
+    concurrent averages every half second."""
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)

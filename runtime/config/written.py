@@ -20,6 +20,7 @@ TAKEN_OUT: dict[str, tuple[Any, ...]] = {
     "rows.optimizer.schedule": (_NO_SCHEDULE,),
     "model.schedule.floor": (0.0,),
     "evaluation.top": (10,),
+    "sync.average_every_s": (0.5,),
     "engine.dense_sum": ("auto",),
     "engine.loss_scale": (65536.0,),
     "engine.server_threads": (None,),

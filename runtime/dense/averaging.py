@@ -15,10 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from persia_sim.base.trace import ALL, Kind, TraceRecorder
+from persia_sim.base.vocabulary import DEFAULT_AVERAGE_EVERY_S
 from runtime.config import TrainConfig
 from runtime.dense.optimizer import copy_weights, make_optimizer, replica
 from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
 from runtime.dense.state import DenseState, capture, load_model, load_optimizers
+
+PERIOD_S = DEFAULT_AVERAGE_EVERY_S
+"""Seconds between two averagings, where ranks train at once. Source: the original's 500 ms."""
 
 
 class AveragedReplicas(DenseRule):
@@ -112,7 +116,7 @@ class TimedAveraging(AveragedReplicas):
         self, config: TrainConfig, model: nn.Module, recorder: TraceRecorder, on_update: OnUpdate
     ) -> None:
         super().__init__(config, model, recorder, on_update)
-        self._period_s = config.sync.average_every_s
+        self._period_s = PERIOD_S
         self._due_s = time.perf_counter() + self._period_s
 
     def begin_step(self, rank: int, step: int) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from persia_sim.base.trace import ALL, Kind, TraceRecorder
 from runtime.config import TrainConfig
+from runtime.dense import averaging
 from runtime.dense.averaging import mean_model, mean_weights, move, snapshot_of
 from runtime.dense.group import RankGroup
 from runtime.dense.optimizer import make_optimizer
@@ -63,7 +64,7 @@ class DistributedReplicas(DenseRule):
         self._recorder = recorder
         self._on_update = on_update
         self._stop = stop
-        self._period_s = config.sync.average_every_s
+        self._period_s = averaging.PERIOD_S
 
         # All replicas begin with the weights of rank 0.
         for parameter in model.parameters():

@@ -41,7 +41,6 @@ RECORDED: dict[str, dict[str, Any]] = {
     "latency-s": HYBRID | THREADS | {"latency_s": 1e-3},
     "sync-steps": HYBRID | {"sync_steps": 3},
     "average-every-steps": AVERAGING | {"average_every_steps": 2},
-    "average-every-s": AVERAGING | THREADS | {"average_every_s": 1e-3},
     "lookahead": LOOKAHEAD | THREADS | {"lookahead": "forwarded"},
     "executor": HYBRID | THREADS,
     "servers": HYBRID | on_engine("processes", 2),

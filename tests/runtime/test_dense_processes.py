@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from persia_sim.base.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
-from runtime.dense import buckets
+from runtime.dense import averaging, buckets
 from runtime.dense import group as group_module
 from runtime.dense import optimizer
 from runtime.dense.averaging import AveragingRound, mean_model
@@ -286,7 +286,8 @@ def async_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path)
 def averaging_over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     group = RankGroup(rank, ranks, store, torch.device("cpu"))
     model, told, stop, recorder = fresh_model(), Told(), Stop(), TraceRecorder()
-    sync = SyncConfig(mode="async_averaging", ranks=ranks, average_every_s=0.01)
+    averaging.PERIOD_S = 0.01
+    sync = SyncConfig(mode="async_averaging", ranks=ranks)
     engine = EngineConfig(executor="concurrent")
     settings = TrainConfig(sync=sync, model=CONFIG, engine=engine)
     rule = DistributedReplicas(

@@ -43,11 +43,7 @@ CLOSE = {"float32": 1e-4, "float64": 1e-10}
 def settings_of(name: str, executor: str, dtype: str = "float32"):
     more = dict(MODES[name])
     if name == "async_averaging":
-        more |= (
-            {"average_every_steps": 2}
-            if executor == "constant_lag"
-            else {"average_every_s": 1000.0}
-        )
+        more |= {"average_every_steps": 2} if executor == "constant_lag" else {}
     if executor == "concurrent" and name not in SAME_ORDER:
         more |= {"ranks": 1} if name.startswith("async") else {}
         more["tau"] = 0

@@ -18,7 +18,7 @@ from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.shard import read_manifest
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import DataConfig, ModelConfig, TrainConfig
-from runtime.dense import loss_scale
+from runtime.dense import averaging, loss_scale
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.rank.learner import Learner
 from runtime.run.saver import Saving
@@ -114,8 +114,11 @@ RECORDED += [(m, e, SHARES) for m in ALONE for e in ("constant_lag", "threads")]
 @pytest.mark.first_case
 @pytest.mark.parametrize(("mode", "engine", "shares"), RECORDED)
 @pytest.mark.law11
-def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(mode, engine, shares, tmp_path):
-    period = {"average_every_steps": 2} if engine == "constant_lag" else {"average_every_s": 0.002}
+def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(
+    mode, engine, shares, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(averaging, "PERIOD_S", 0.002)
+    period = {"average_every_steps": 2} if engine == "constant_lag" else {}
     averages = (period if mode is Mode.ASYNC_AVERAGING else {}) | shares
     chosen = every(4, ranks=3, mode=mode, tau=2, **averages, **on_engine(engine, 2))
     run(chosen, tmp_path / "whole")
@@ -264,10 +267,13 @@ def test_hybrid_on_other_shards_ends_with_the_same_bytes(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "shares"), [*((m, {}) for m in Mode), *((m, SHARES) for m in ALONE)]
 )
-def test_the_order_of_a_run_on_other_ranks_can_be_read(mode, shares, executor, tmp_path):
+def test_the_order_of_a_run_on_other_ranks_can_be_read(
+    mode, shares, executor, tmp_path, monkeypatch
+):
     """It begins with the resume; a round of averaging may be the first that happens then."""
-    periods = {"constant_lag": {"average_every_steps": 2}, "concurrent": {"average_every_s": 1e-6}}
-    averages = (periods[executor] if mode is Mode.ASYNC_AVERAGING else {}) | shares
+    monkeypatch.setattr(averaging, "PERIOD_S", 1e-6)
+    period = {"average_every_steps": 2} if executor == "constant_lag" else {}
+    averages = (period if mode is Mode.ASYNC_AVERAGING else {}) | shares
     chosen = every(4, ranks=2, mode=mode, executor=executor, **averages)
     run(chosen, tmp_path / "whole")
     (_, cut, *_) = complete_checkpoints(tmp_path / "whole")

@@ -16,6 +16,7 @@ from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.base.trace import ALL, Kind, Trace
 from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
+from runtime.dense import averaging
 from runtime.rank.feed import Feed, training_stream
 from runtime.stop import Stop
 from tests.persia_sim.oracles import mean_by_shard
@@ -43,7 +44,7 @@ CONCURRENT = {
     "raw": {**ON_ARRIVAL, "mode": Mode.RAW_HYBRID},
     "permits": {**ON_ARRIVAL, "tau": None, "permits": 2},
     "async": {"mode": Mode.ASYNC, "tau": 2},
-    "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 2, "average_every_s": 0.01},
+    "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 2},
 }
 
 
@@ -73,7 +74,9 @@ def recorded(request) -> Recorded:
     for latency_s in (0.0, 0.02, 0.2) if name == "averaging" else (0.0,):
         own = {**CONCURRENT[name], "latency_s": latency_s, **on_engine(engine, 2)}
         chosen = config(ranks=4, **own)
-        world = run(chosen, SOURCE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(averaging, "PERIOD_S", 0.01)
+            world = run(chosen, SOURCE)
         if len(world.trace.of_kind(Kind.AVERAGE_WRITE)):
             break
     return Recorded(name, chosen, world)
@@ -84,8 +87,7 @@ def test_a_recorded_run_replays_to_the_same_bytes(recorded, tmp_path):
     recorded.trace.save(tmp_path / "trace.npz")
     order = Trace.load(tmp_path / "trace.npz")
     own = dict(CONCURRENT[recorded.name])
-    for threads_only in ("average_every_s", "permits"):
-        own.pop(threads_only, None)
+    own.pop("permits", None)
     again = config(ranks=4, executor="replay", trace=tmp_path / "trace.npz", shards=2, **own)
     replayed = run(again, SOURCE, order=order)
     assert_same_bytes(recorded.world, replayed)

@@ -22,6 +22,7 @@ from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import ModelConfig, TrainConfig
 from runtime.config.train import Schedule
+from runtime.dense import averaging
 from runtime.dense.averaging import AveragedReplicas, TimedAveraging
 from runtime.dense.optimizer import FunctionalOptimizer, make_optimizer
 from runtime.dense.replicas import DistributedReplicas
@@ -65,15 +66,15 @@ def model_of(seed: int) -> nn.Module:
     return nn.Linear(3, 2)
 
 
-def averaging(ranks: int) -> TrainConfig:
+def averaged(ranks: int) -> TrainConfig:
     chosen = {"mode": Mode.ASYNC_AVERAGING, "ranks": ranks, "executor": "concurrent"}
-    return config(**chosen, average_every_s=1000.0)
+    return config(**chosen)
 
 
 def saved_of(ranks: int) -> DenseState:
     """A checkpoint whose ranks have replicas and optimisers that are unlike, each with as many
     steps as its number says."""
-    chosen, replicas, optimizers = averaging(ranks), [], []
+    chosen, replicas, optimizers = averaged(ranks), [], []
     for rank in range(ranks):
         replicas.append(model_of(10 + rank))
         optimizers.append(make_optimizer(chosen, replicas[-1]))
@@ -103,9 +104,15 @@ def assert_same_optimizer(one: FunctionalOptimizer, expected: dict[str, Any]) ->
             assert torch.equal(found["state"][number][name], tensor), (number, name)
 
 
+@pytest.fixture(autouse=True)
+def no_round_is_due(monkeypatch):
+    """Unless a test says so."""
+    monkeypatch.setattr(averaging, "PERIOD_S", 1000.0)
+
+
 @contextmanager
 def distributed(ranks: int) -> Iterator[list[DistributedReplicas]]:
-    group, stop, chosen = GroupOfThreads(ranks), Stop(), averaging(ranks)
+    group, stop, chosen = GroupOfThreads(ranks), Stop(), averaged(ranks)
     rules = [
         DistributedReplicas(
             chosen, model_of(0), TraceRecorder(), lambda *_: None, group=group.of(rank), stop=stop
@@ -143,7 +150,7 @@ def test_ranks_that_are_processes_go_on_each_with_its_own_replica_and_optimiser(
 
 
 def on_threads(ranks: int) -> AveragedReplicas:
-    return AveragedReplicas(averaging(ranks), model_of(0), TraceRecorder(), lambda *_: None)
+    return AveragedReplicas(averaged(ranks), model_of(0), TraceRecorder(), lambda *_: None)
 
 
 @pytest.mark.law11
@@ -206,7 +213,7 @@ def test_each_rank_trains_its_own_replica_with_its_own_optimiser():
                 ]
                 rules[rank].end_step(StepGradients(rank, step, given, 0.5, 4))
         found = rules[0].state()
-    chosen = averaging(2)
+    chosen = averaged(2)
     for rank, steps in enumerate((1, 3)):
         alone = model_of(0)
         optimizer = make_optimizer(chosen, alone)
@@ -216,10 +223,10 @@ def test_each_rank_trains_its_own_replica_with_its_own_optimiser():
         assert found["optimizers"][rank]["state"][0]["step"] == steps
 
 
-def test_a_rank_that_moves_at_the_end_of_a_leg_does_so_behind_its_own_last_step():
+def test_a_rank_that_moves_at_the_end_of_a_leg_does_so_behind_its_own_last_step(monkeypatch):
     """Rank 1 enters the round after step 0 and trains on to step 4; rank 0 enters it last."""
-    chosen = config(mode=Mode.ASYNC_AVERAGING, ranks=2, executor="concurrent",
-                    average_every_s=1e-9)  # fmt: skip
+    monkeypatch.setattr(averaging, "PERIOD_S", 1e-9)
+    chosen = averaged(2)
     recorder = TraceRecorder()
     rule = TimedAveraging(chosen, model_of(0), recorder, lambda *_: None)
     for rank, steps in ((1, 5), (0, 2)):
@@ -255,11 +262,11 @@ def test_a_process_that_moves_at_the_end_of_a_leg_does_so_behind_its_own_last_st
 
 @pytest.mark.parametrize("are_processes", [False, True])
 def test_a_round_that_some_have_not_entered_is_given_up_and_the_next_is_of_new_weights(
-    are_processes,
+    are_processes, monkeypatch
 ):
     """Rank 1 enters in the first leg alone; in the second both do, with what they are then."""
-    chosen = config(mode=Mode.ASYNC_AVERAGING, ranks=2, executor="concurrent",
-                    average_every_s=1e-9)  # fmt: skip
+    monkeypatch.setattr(averaging, "PERIOD_S", 1e-9)
+    chosen = averaged(2)
     threads = TimedAveraging(chosen, model_of(0), TraceRecorder(), lambda *_: None)
     with distributed(2) as processes:
         rules = processes if are_processes else [threads, threads]

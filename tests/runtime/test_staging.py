@@ -224,7 +224,6 @@ def test_a_loss_that_is_no_number_is_refused_though_it_is_read_late(monkeypatch,
 
 AVERAGE = {
     (Mode.ASYNC_AVERAGING, "constant_lag"): {"average_every_steps": 2},
-    (Mode.ASYNC_AVERAGING, "concurrent"): {"average_every_s": 1000.0},
 }
 
 

@@ -28,7 +28,7 @@ from persia_sim.base.staleness import summary_of
 from persia_sim.base.trace import ALL, Kind, Trace
 from persia_sim.base.vocabulary import Mode, Stage
 from runtime.config import CheckpointConfig, DataConfig, TrainConfig
-from runtime.dense import buckets
+from runtime.dense import averaging, buckets
 from runtime.dense.group import RankGroup
 from runtime.engines import rank_process
 from runtime.engines.open import assemble_for
@@ -66,7 +66,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "permits": {"mode": Mode.RAW_HYBRID, "tau": None, "permits": 2, "merge_pushes": False},
     "async": {"mode": Mode.ASYNC, "tau": 2},
     "async, shares": {"mode": Mode.ASYNC, "tau": 2, "match": "global"},
-    "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 2, "average_every_s": 0.01},
+    "averaging": {"mode": Mode.ASYNC_AVERAGING, "tau": 2},
 }
 WORKERS = ["sync", "lookahead", "merged", "losing", "async"]
 SETTINGS |= {f"{name}, workers": SETTINGS[name] | {"workers": 2} for name in WORKERS}
@@ -95,6 +95,7 @@ def train_all(
     join: Callable[[int, int, dist.Store], ProcessRank] = on_one_host,
     **more: Any,
 ) -> None:
+    averaging.PERIOD_S = 0.01
     for name in names:
         buckets.RING_FROM_BYTES = -1 if name == "sync, ring" else 2**40
         # On a busy machine a round of averaging takes longer than so few steps: they get slower.
@@ -201,10 +202,9 @@ def check_replay(found: Path, name: str, ranks: int = RANKS) -> None:
     if name == "sync, ring":
         return
     settings = changed(settings_of(name), ranks=ranks)
-    threads_only = {"permits": None, "average_every_s": 0.5}
     again = replace(
         settings,
-        sync=replace(settings.sync, **threads_only),
+        sync=replace(settings.sync, permits=None),
         engine=replace(
             settings.engine,
             executor="replay",
