@@ -168,9 +168,9 @@ def load(store: EmbeddingStore, path: Path) -> None:
     """Fill an empty store, of any number of shards, with what was saved.
 
     With the same number of shards the store goes on exactly as the saved one, evictions included.
-    Otherwise the order of recency is that of each old shard, interleaved, and sightings of
-    admission start anew. Raises ValueError, with what is in the checkpoint and
-    what is in the store, when rows would mean something else, and `BrokenFileError` for damage.
+    Otherwise the order of recency is that of each old shard, interleaved. Raises ValueError, with
+    what is in the checkpoint and what is in the store, when rows would mean something else, and
+    `BrokenFileError` for damage.
     """
     if len(store):
         raise ValueError(

@@ -143,7 +143,6 @@ _COLUMNS = {
     "stamps": ("<u4", 1),
     "rows": ("|u1", 2),
     "removed": ("<u8", 1),
-    "sightings": ("|u1", 1),
 }
 """Type and number of dimensions of each array of a table."""
 
@@ -161,8 +160,6 @@ class Arrays(NamedTuple):
     """uint8 [n, bytes per row], as stored."""
     removed: np.ndarray
     """uint64: ids that went since the part before this one."""
-    sightings: np.ndarray
-    """uint8: the sketch of admission by frequency."""
     latest_step: int
     """The last step seen."""
 
@@ -299,8 +296,7 @@ def _rows_of_shard(
 
     Rows that have expired and rows of those ids are left out where nothing depends on them, else a
     table with less room would evict others for them.
-    With another number of shards, the order of recency is that of each old shard, interleaved, and
-    sightings of admission start anew.
+    With another number of shards, the order of recency is that of each old shard, interleaved.
     """
     # With as many shards as before each file is one server's; else all are read and the rows sorted
     # out.
@@ -344,7 +340,6 @@ def _merged(shards: Sequence[Arrays], ages: Sequence[np.ndarray]) -> Arrays:
     """All rows as one, old shards interleaved by the relative age of their rows."""
     order = np.argsort(np.concatenate(ages), kind="stable")
     every = {c: np.concatenate([getattr(s, c) for s in shards]) for c in _COLUMNS}
-    every["sightings"] = np.empty(0, np.uint8)
     return Arrays(**every, latest_step=max(s.latest_step for s in shards)).where(order)
 
 
@@ -374,7 +369,6 @@ def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:
         stamps=np.empty(0, np.uint32),
         latest_step=0,
         rows=np.hstack([values, state]),
-        sightings=np.empty(0, np.uint8),
     )
 
 

@@ -33,8 +33,6 @@ class _CheckedByReaders(Checked):
 
 
 MOST_ROUNDS = 64
-_DRAWS = ReadBy(lambda admission: admission.kind == "probability", "kind probability")
-_COUNTS = ReadBy(lambda admission: admission.kind == "frequency", "kind frequency")
 _STACKS = ReadBy(lambda stack: stack.rounds > 0, "rounds >= 1")
 
 
@@ -61,16 +59,9 @@ class Capacity(_CheckedByReaders):
 class Admission(_CheckedByReaders):
     """Which ids get a row at a training lookup; the others are read as their initial value."""
 
-    kind: Literal["all", "probability", "frequency"] = "all"
-    """probability: by a draw that is a function of (seed, table, id, step); an id seen k times is
-    in with probability 1 - (1 - p)**k, as in the original. frequency: after some sightings."""
-    probability: Annotated[float, Within(0, 1, without="least"), _DRAWS] = 1.0
-    """p of one sighting, in (0, 1]."""
-    sightings: Annotated[int, Within(1, 255), _COUNTS] = 2
-    """frequency: batches that an id must have been seen in, 1 to 255, this one counted."""
-    counters: Annotated[Positive, _COUNTS] = 1 << 20
-    """frequency: width of the count-min sketch (two rows of one byte each), over all shards. A few
-    times the number of rare ids; when too narrow, ids get in early, never late."""
+    probability: Annotated[float, Within(0, 1, without="least")] = 1.0
+    """p of one sighting, in (0, 1], by a draw that is a function of (seed, table, id, step): an id
+    seen k times is in with probability 1 - (1 - p)**k, as in the original. 1: every id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,4 +211,4 @@ class TableConfig(_CheckedByReaders):
     @property
     def depends_on_lookup_order(self) -> bool:
         """Whether the order of two lookups of one step decides which rows there are."""
-        return self.capacity.limited or self.admission.kind != "all"
+        return self.capacity.limited or self.admission.probability < 1

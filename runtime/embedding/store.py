@@ -24,7 +24,7 @@ from runtime.stop import Stop
 
 TableSnapshot = dict[str, Any]
 """Rows of one table at one server, the next one to be evicted first: ids, words (write counts and
-marks), stamps, rows (their bytes: values, then state), removed, sightings, latest_step."""
+marks), stamps, rows (their bytes: values, then state), removed, latest_step."""
 
 Lease = list[dict[str, dict[str, Any]]]
 """Per server and table: ids, and the bytes of their rows as they were there."""

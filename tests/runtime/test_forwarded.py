@@ -116,8 +116,7 @@ def test_ahead_and_one_steps_share_two_messages():
     [
         {"capacity": Capacity(rows=50)},
         {"capacity": Capacity(expire_after_steps=5)},
-        {"admission": Admission(kind="frequency")},
-        {"admission": Admission(kind="probability", probability=0.5)},
+        {"admission": Admission(probability=0.5)},
     ],
 )
 def test_tables_that_forget_rows_are_refused_by_name(feature):

@@ -66,7 +66,7 @@ def run_by(engine, settings, source=SOURCE, **others):
 @pytest.mark.parametrize("limits", [{}, {"capacity": Capacity(rows=20)}])
 def test_all_tables_fresh_give_the_bytes_of_lookahead_and_sync(engine, mode, merges, limits):
     rows = config(optimizer=RowOptimizer(kind="adam", lr=0.05)).rows
-    rows = replace(rows, admission=Admission(kind="frequency", sightings=2), **limits)
+    rows = replace(rows, admission=Admission(probability=0.5), **limits)
     fresh = run_by(engine, hybrid(mode=mode, fresh=("all",), merge_pushes=merges, rows=rows))
     for exact in (Mode.SYNC, Mode.LOOKAHEAD):
         assert_same_bytes(run(config(mode=exact, ranks=2, shards=2, rows=rows), SOURCE), fresh)
@@ -217,7 +217,7 @@ def test_a_concurrent_run_replays_to_its_bytes_and_reads_its_fresh_tables_exactl
 @pytest.mark.parametrize("engine", EVERY_ENGINE)
 @pytest.mark.parametrize("limits", [{}, {"capacity": Capacity(rows=20)}])
 def test_a_concurrent_run_with_all_tables_fresh_gives_the_bytes_of_sync(limits, engine):
-    rows = replace(config().rows, admission=Admission(kind="frequency", sightings=2), **limits)
+    rows = replace(config().rows, admission=Admission(probability=0.5), **limits)
     fresh = hybrid(fresh=("all",), rows=rows, merge_pushes=False, **on_engine(engine, 2))
     assert_same_bytes(run(config(ranks=2, shards=2, rows=rows), SOURCE), run(fresh, SOURCE))
 

@@ -139,7 +139,7 @@ REASONS = {
         "order of its lookups",
     ),
     "admits": (
-        {"rows": TableConfig(dim=4, admission=Admission(kind="probability", probability=0.5))},
+        {"rows": TableConfig(dim=4, admission=Admission(probability=0.5))},
         "order of its lookups",
     ),
 }

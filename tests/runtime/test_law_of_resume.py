@@ -184,8 +184,7 @@ FORGETFUL = {
     "expiry": {"capacity": Capacity(rows=60, expire_after_steps=3)},
     "expiry at once": {"capacity": Capacity(rows=60, expire_after_steps=1)},
     "expiry alone": {"capacity": Capacity(expire_after_steps=2)},
-    "frequency": {"admission": Admission(kind="frequency", sightings=2, counters=4096)},
-    "probability": {"admission": Admission(kind="probability", probability=0.4)},
+    "probability": {"admission": Admission(probability=0.4)},
 }
 
 

@@ -171,13 +171,12 @@ def test_a_rank_without_more_steps_is_not_waited_for_in_rank_order(through):
         server.look_up(store.begin(rank, 1, batch_of(7)))  # NotReady where it would wait
 
 
-@pytest.mark.parametrize("admission", ["all", "probability", "frequency"])
+@pytest.mark.parametrize("probability", [1.0, 0.6])
 @pytest.mark.law1
 @pytest.mark.law2
-def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(admission):
+def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(probability):
     """Laws 1 and 2 under threads: 120 ids and room for 50, so rows come and go all the time."""
-    draw = {"probability": 0.6} if admission == "probability" else {}
-    admit = Admission(kind=admission, **draw)
+    admit = Admission(probability=probability)
     base = config(ranks=4, shards=2)
     rows = replace(base.rows, capacity=Capacity(rows=50), admission=admit)
     base = replace(base, rows=rows)
@@ -193,7 +192,7 @@ def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(admiss
 @pytest.mark.law12
 def test_exact_modes_in_server_processes_equal_sync_with_eviction_and_admission(mode):
     base = config(ranks=4, shards=2)
-    capacity, admit = Capacity(rows=50), Admission(kind="frequency")
+    capacity, admit = Capacity(rows=50), Admission(probability=0.6)
     base = replace(base, rows=replace(base.rows, capacity=capacity, admission=admit))
     bound = {"tau": 0} if mode.reads_late_rows else {}
     there = changed(base, mode=mode, executor="concurrent", shards=1, servers=2, **bound)

@@ -76,7 +76,7 @@ def test_a_synchronous_start_is_sync_where_rows_are_evicted_and_refused():
     base = config(ranks=4, shards=2)
     tight = Capacity(rows=50)
     base = replace(
-        base, rows=replace(base.rows, capacity=tight, admission=Admission(kind="frequency"))
+        base, rows=replace(base.rows, capacity=tight, admission=Admission(probability=0.6))
     )
     late = changed(base, **LATE, sync_steps=13, executor="concurrent")
     assert_same_bytes(run(base, SOURCE), run(late, SOURCE))

@@ -61,11 +61,6 @@ class Eviction(enum.Enum):
     none = 0
     lru = 1
 
-class Admission(enum.Enum):
-    all = 0
-    probability = 1
-    frequency = 2
-
 class Options:
     def __init__(self) -> None: ...
     dim: int
@@ -82,10 +77,7 @@ class Options:
     initial_b: float
     eviction: Eviction
     capacity_rows: int
-    admission: Admission
     admission_probability: float
-    admission_sightings: int
-    admission_counters: int
     expire_after_steps: int
     @property
     def row_bytes(self) -> int: ...
@@ -119,7 +111,6 @@ class Table:
         stamps: _Words,
         rows: _Rows,
         removed: _Ids,
-        sightings: _Bytes,
         latest_step: int,
         keep_present: bool = False,
     ) -> None: ...

@@ -92,7 +92,7 @@ class NativeStore(ShardedStore):
         none = np.zeros(0, np.uint32)
         for tables in self._native:
             rows = np.zeros((0, 0), np.uint8)
-            tables[table].restore(ids[:0], none, none, rows, ids, np.zeros(0, np.uint8), 0)
+            tables[table].restore(ids[:0], none, none, rows, ids, 0)
 
     def _open_rows(self) -> list[NativeShard]:
         tables = self.tables.values()
@@ -241,11 +241,7 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options.initial_a, options.initial_b = numbers.get(initial, (scale, 0.0))
 
     # Who gets a row, and when it expires.
-    admission = config.admission
-    options.admission = getattr(native.Admission, admission.kind)
-    options.admission_probability = admission.probability
-    options.admission_sightings = admission.sightings
-    options.admission_counters = max(1, admission.counters // shards)
+    options.admission_probability = config.admission.probability
     options.expire_after_steps = config.capacity.expire_after_steps or 0
 
     # How many rows may be here at once, of all shards together.
@@ -267,16 +263,10 @@ def _overhead_bytes_per_row(config: TableConfig) -> float:
 
 def _check_memory(config: TableConfig, row_bytes: int) -> None:
     """What the table asks for must be there when it is full, not only at the start."""
+    rows = config.capacity.rows
+    if rows is None:
+        return
     allowed = allowed_bytes()
-    name = f"table {config.name}: "
-    wanted = {}
-    if config.capacity.rows is not None:
-        one = row_bytes + _overhead_bytes_per_row(config)
-        wanted["capacity.rows"] = int(config.capacity.rows * one)
-    if config.admission.kind == "frequency":
-        wanted["admission.counters"] = 2 * config.admission.counters
-    for option, needed in wanted.items():
-        group, _, field = option.partition(".")
-        rule = f"needs {needed / 1e9:,.3g} GB, and this process may use {allowed / 1e9:,.3g} GB"
-        value = getattr(getattr(config, group), field)
-        require(needed <= allowed, name + option, value, rule, "lower it")
+    needed = int(rows * (row_bytes + _overhead_bytes_per_row(config)))
+    rule = f"needs {needed / 1e9:,.3g} GB, and this process may use {allowed / 1e9:,.3g} GB"
+    require(needed <= allowed, f"table {config.name}: capacity.rows", rows, rule, "lower it")

@@ -20,7 +20,7 @@ TABLES: list[dict[str, Any]] = [
     {"dim": 4, "optimizer": ADAM},
     {"dim": 3, "storage": "bfloat16", "capacity": Capacity(rows=60)},
     {"dim": 3, "capacity": Capacity(rows=60, expire_after_steps=8)},
-    {"dim": 2, "admission": Admission(kind="frequency", sightings=2, counters=64)},
+    {"dim": 2, "admission": Admission(probability=0.5)},
 ]
 
 
@@ -58,7 +58,7 @@ SAVES = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_si
 @pytest.mark.long
 @given(
     capacity=CAPACITIES,
-    admission=st.sampled_from([Admission(), Admission(kind="probability", probability=0.6)]),
+    admission=st.sampled_from([Admission(), Admission(probability=0.6)]),
     shards=st.sampled_from([1, 2]),
     saves=SAVES,
     seed=st.integers(0, 2**32),

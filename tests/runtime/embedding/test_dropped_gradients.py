@@ -33,9 +33,7 @@ def test_gradient_of_an_evicted_row_never_shifts_onto_another_row(one_table):
 
 
 def test_gradient_of_a_row_not_admitted_never_shifts_onto_another_row(one_table):
-    table = one_table(
-        dim=4, optimizer=SGD, admission=Admission(kind="probability", probability=0.5)
-    )
+    table = one_table(dim=4, optimizer=SGD, admission=Admission(probability=0.5))
     ids = np.arange(64)
     handle = table.look_up(ids)
     admitted = np.isin(ids, list(table.resident()))

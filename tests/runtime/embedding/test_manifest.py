@@ -70,7 +70,7 @@ def test_what_the_first_writers_of_this_format_wrote_is_read(one_table, tmp_path
         "stamps": np.zeros(0, "<u4"),
         "rows": np.array([[1, 2], [3, 4]], "<f4").view("u1"),
         "removed": np.zeros(0, "<u8"),
-        "sightings": np.zeros(0, "u1"),
+        "sightings": np.zeros(0, "u1"),  # which nobody reads any more
     }
     table = one_table(dim=2, shards=shards, optimizer=RowOptimizer(kind="sgd"))
     shapes = {f"rows/{c}": [array.dtype.str, array.shape] for c, array in arrays.items()}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from runtime.data.batch import Field, Layout
-from runtime.embedding.config import Admission, Capacity, RowOptimizer, TableConfig
+from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.memory import allowed_bytes
 from runtime.embedding.native.store import NativeStore
@@ -136,10 +136,6 @@ def test_a_table_beyond_the_memory_names_both_figures_and_goes_on(one_table):
         (
             {"capacity": Capacity(rows=10**15)},
             "capacity.rows is 10{15}: needs .* GB, and",
-        ),
-        (
-            {"admission": Admission(kind="frequency", counters=10**12)},
-            r"admission.counters is 1000000000000: needs 2e\+03 GB, and this process may use",
         ),
     ],
 )

@@ -36,43 +36,11 @@ def admitted(key: int, one: int, step: int, p: float) -> bool:
     return (bits >> 11) * 2.0**-53 < p
 
 
-@given(seed=st.integers(0, 10**6), width=st.integers(1, 12), sightings=st.integers(1, 5))
-@settings(max_examples=40, deadline=None)
-def test_a_narrow_sketch_lets_ids_in_early_as_the_published_one_does(seed, width, sightings):
-    """Count-min with conservative update: only the smaller of an id's two counts is believed."""
-    rng = np.random.default_rng(seed)
-    admission = Admission(kind="frequency", sightings=sightings, counters=width)
-    table = OneTable(dim=1, admission=admission, seed=seed)
-    key = table_key(seed, "rows")
-    counts = [[0] * width, [0] * width]
-    exact: dict[int, int] = {}
-    resident: set[int] = set()
-    refused = 0
-    for step in range(15):
-        ids = ids_of(rng, 60, 8)
-        table.look_up(ids, step)
-        for one in ids:
-            exact[one] = exact.get(one, 0) + 1
-            if one in resident:
-                continue
-            places = mix(one ^ key) % width, mix(one ^ key ^ SALT) % width
-            now = min(counts[row][place] for row, place in enumerate(places)) + 1
-            if now >= sightings:
-                resident.add(one)
-            else:
-                refused += 1
-                for row, place in enumerate(places):
-                    counts[row][place] = max(counts[row][place], now)
-        assert table.resident() == resident
-        assert table.store.counters["not_admitted"] == refused
-        assert resident >= {i for i, n in exact.items() if n >= sightings}
-
-
 @given(seed=st.integers(0, 10**6), shards=st.sampled_from([1, 3]), p=st.floats(0.01, 1))
 @settings(max_examples=25, deadline=None)
 def test_a_draw_is_a_function_of_seed_table_id_and_step(seed, shards, p):
     rng = np.random.default_rng(seed)
-    admission = Admission(kind="probability", probability=p)
+    admission = Admission(probability=p)
     table = OneTable(dim=1, shards=shards, seed=seed, admission=admission)
     key = table_key(seed, "rows") ^ SALT
     resident: set[int] = set()
@@ -85,18 +53,8 @@ def test_a_draw_is_a_function_of_seed_table_id_and_step(seed, shards, p):
         assert table.resident() == resident
 
 
-def test_evaluation_and_reading_ahead_are_no_sightings():
-    table = OneTable(dim=2, admission=Admission(kind="frequency", sightings=2))
-    table.look_up([5])
-    table.values([5])
-    ahead = table.look_up([5], step=1, create=False)
-    assert len(table.store) == 0
-    table.store.servers[0].refresh(ahead)
-    assert table.resident() == {5}
-
-
 def test_refused_id_reads_as_its_initial_value():
-    table = OneTable(dim=4, admission=Admission(kind="frequency", sightings=9))
+    table = OneTable(dim=4, admission=Admission(probability=1e-9))
     read = table.look_up([1, 2, 3]).values["rows"]
     np.testing.assert_array_equal(read, OneTable(dim=4).look_up([1, 2, 3]).values["rows"])
     assert table.store.counters["not_admitted"] == 3
@@ -165,7 +123,7 @@ def test_an_expired_row_must_be_admitted_again(seed, shards, after):
     """Whether its memory has been swept or not: then the number of shards cannot be seen."""
     rng = np.random.default_rng(seed)
     config = {
-        "admission": Admission(kind="probability", probability=0.4),
+        "admission": Admission(probability=0.4),
         "capacity": Capacity(expire_after_steps=after),
     }
     table = OneTable(dim=1, shards=shards, seed=seed, **config)

@@ -19,10 +19,6 @@ from runtime.embedding.config import (
 )
 
 UNREAD: list[tuple[Any, dict[str, Any], str]] = [
-    (Admission, {"probability": 0.5}, "only used with kind probability; remove it"),
-    (Admission, {"kind": "frequency", "probability": 0.5}, "only used with kind prob"),
-    (Admission, {"sightings": 3}, "only used with kind frequency; remove it"),
-    (Admission, {"kind": "probability", "counters": 9}, "only used with kind frequency"),
     (HashStack, {"rows_per_round": 9}, "only used with rounds >= 1"),
     (Schedule, {"decay_steps": 9}, "only used with a decay"),
     (TableConfig, {"initial_mean": 0.1}, "only used with initial normal"),
@@ -54,9 +50,8 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
         r"must .* is at most 2\*\*56",
     ),
     (HashStack, {"rounds": 10**9}, "must be <= 64"),
-    (Admission, {"kind": "often"}, "must be one of all, probability, frequency"),
-    (Admission, {"kind": "probability", "probability": math.nan}, FINITE),
-    (Admission, {"kind": "frequency", "counters": 2**63}, "must fit into 64 bits"),
+    (Admission, {"probability": math.nan}, FINITE),
+    (Admission, {"probability": 0.0}, "must be > 0"),
     (Schedule, {"warmup_steps": 2**63}, "must fit into 64 bits"),
     (Schedule, {"decay": "exponential"}, "must be one of none, linear"),
     (RowOptimizer, {"kind": "Adam"}, "must be one of sgd, adagrad"),

@@ -24,7 +24,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"dim": 3, "capacity": Capacity(rows=60, expire_after_steps=4)},
     {"dim": 3, "storage": "float16", "capacity": Capacity(rows=60, expire_after_steps=4)},
     {"dim": 2, "capacity": Capacity(expire_after_steps=3)},
-    {"dim": 2, "admission": Admission(kind="frequency", sightings=2, counters=400_000)},
+    {"dim": 2, "admission": Admission(probability=0.5)},
 ]
 Snapshots = list[dict[str, dict[str, Any]]]
 

@@ -96,7 +96,7 @@ nb::tuple all_rows(const Table& table) {
 
 // A snapshot or an image of n rows, as `restore` takes it.
 template <class Found>
-nb::dict give_rows(const Table& table, Found found, size_t n, size_t stamps, size_t sightings) {
+nb::dict give_rows(const Table& table, Found found, size_t n, size_t stamps) {
   const size_t removed = found.removed.size();
   nb::dict out;
   out["ids"] = give<uint64_t>(std::move(found.ids), {n});
@@ -104,7 +104,6 @@ nb::dict give_rows(const Table& table, Found found, size_t n, size_t stamps, siz
   out["stamps"] = give<uint32_t>(std::move(found.stamps), {stamps});
   out["rows"] = give<uint8_t>(std::move(found.rows), {n, table.options().row_bytes()});
   out["removed"] = give<uint64_t>(std::move(found.removed), {removed});
-  out["sightings"] = give<uint8_t>(std::move(found.sightings), {sightings});
   out["latest_step"] = found.latest_step;
   return out;
 }
@@ -112,8 +111,7 @@ nb::dict give_rows(const Table& table, Found found, size_t n, size_t stamps, siz
 nb::dict collect_snapshot(Table& table) {
   Image found = unlocked([&] { return table.collect(); });
   const size_t n = found.n, stamps = found.stamps.data() ? n : 0;
-  const size_t sightings = found.sightings_bytes;
-  return give_rows(table, std::move(found), n, stamps, sightings);
+  return give_rows(table, std::move(found), n, stamps);
 }
 
 using RowBytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -125,7 +123,7 @@ std::vector<T> copy_of(const Given<T>& column) {
 
 void restore(Table& table, const Given<uint64_t>& ids, const Given<uint32_t>& words,
              const Given<uint32_t>& stamps, const RowBytes& rows, const Given<uint64_t>& removed,
-             const Given<uint8_t>& sightings, uint32_t latest_step, bool keep_present) {
+             uint32_t latest_step, bool keep_present) {
   const size_t n = ids.shape(0);
   require(words.shape(0) == n && rows.shape(0) == n && (stamps.shape(0) == n || !stamps.shape(0)),
           "ids, words, stamps and rows must have one length");
@@ -137,7 +135,6 @@ void restore(Table& table, const Given<uint64_t>& ids, const Given<uint32_t>& wo
   from.stamps = copy_of(stamps);
   from.rows.assign(rows.data(), rows.data() + rows.size());
   from.removed = copy_of(removed);
-  from.sightings = copy_of(sightings);
   from.latest_step = latest_step;
   nb::gil_scoped_release free;
   table.restore(from, keep_present);
@@ -147,7 +144,7 @@ nb::dict lease(Table& table, const Given<uint64_t>& ids, size_t start, size_t st
   require(start <= stop && stop <= ids.shape(0), "start and stop must lie inside ids");
   Snapshot found = unlocked([&] { return table.lease(ids.data() + start, stop - start); });
   const size_t n = found.ids.size(), stamps = found.stamps.size();
-  return give_rows(table, std::move(found), n, stamps, 0);
+  return give_rows(table, std::move(found), n, stamps);
 }
 
 // The words of an enumeration of kernels.hpp, in its order.
@@ -164,7 +161,6 @@ void bind_options(nb::module_& module) {
                                                       "adam_row", "ftrl"});
   bind_words<Initial>(module, "Initial", {"uniform", "normal", "gamma", "poisson", "constant"});
   bind_words<Eviction>(module, "Eviction", {"none", "lru"});
-  bind_words<Admission>(module, "Admission", {"all", "probability", "frequency"});
 
   nb::class_<Options>(module, "Options")
       .def(nb::init<>())
@@ -182,10 +178,7 @@ void bind_options(nb::module_& module) {
       .def_rw("initial_b", &Options::initial_b)
       .def_rw("eviction", &Options::eviction)
       .def_rw("capacity_rows", &Options::capacity_rows)
-      .def_rw("admission", &Options::admission)
       .def_rw("admission_probability", &Options::admission_probability)
-      .def_rw("admission_sightings", &Options::admission_sightings)
-      .def_rw("admission_counters", &Options::admission_counters)
       .def_rw("expire_after_steps", &Options::expire_after_steps)
       .def_prop_ro("row_bytes", &Options::row_bytes);
 }
@@ -209,7 +202,7 @@ void bind_table(nb::module_& module) {
       .def("collect", &collect_snapshot)
       .def("settle", &Table::settle, "kept"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("restore", &restore, "ids"_a, "words"_a, "stamps"_a, "rows"_a, "removed"_a,
-           "sightings"_a, "latest_step"_a, "keep_present"_a = false)
+           "latest_step"_a, "keep_present"_a = false)
       .def("lease", &lease, "ids"_a, "start"_a, "stop"_a)
       .def_prop_ro("state_floats", [](const Table& t) { return t.options().state_floats(); })
       .def_prop_ro("resident_bytes", &Table::resident_bytes)

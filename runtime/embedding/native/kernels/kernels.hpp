@@ -12,7 +12,6 @@ enum class Storage : int { f32, f64, f16, bf16 };
 enum class OptimizerKind : int { sgd, adagrad, adagrad_row, adam, adam_row, ftrl };
 enum class Initial : int { uniform, normal, gamma, poisson, constant };
 enum class Eviction : int { none, lru };
-enum class Admission : int { all, probability, frequency };
 
 // Adam's decays of the mean and of the mean square. Source: the defaults of torch.optim.Adam.
 inline constexpr double kBeta1 = 0.9, kBeta2 = 0.999;
@@ -36,10 +35,7 @@ struct Options {
 
   Eviction eviction = Eviction::none;
   uint64_t capacity_rows = 0;  // of this shard
-  Admission admission = Admission::all;
-  double admission_probability = 1;
-  uint32_t admission_sightings = 1;
-  uint64_t admission_counters = 0;
+  double admission_probability = 1;  // that an absent id gets a row
   uint32_t expire_after_steps = 0;  // 0: never
 
   bool wide() const { return storage == Storage::f64; }

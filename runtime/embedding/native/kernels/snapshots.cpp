@@ -19,8 +19,6 @@ constexpr std::chrono::microseconds kBetweenSlices{50};
 constexpr size_t kSliceBytes = size_t{256} << 10;  // about 0.1 ms
 constexpr uint32_t kUnseen = 0, kUnwanted = 1, kFirstPlace = 2;  // of `places_`
 constexpr uint32_t kFirstLink = 2;       // of `links_`: neighbours start here; kNoSlot wraps to 1
-constexpr size_t kSightings = 4096;      // copied at once
-constexpr size_t kSightingBlocks = 64;   // of them beside a slice of rows
 constexpr uint32_t kLeastRoom = 1024;
 
 // What a snapshot is of.
@@ -51,11 +49,10 @@ void arrange(const std::vector<uint32_t>& order, T* column) {
 // `keep` by several threads at once, each for slots of its own.
 class Frozen final : public Keeper {
  public:
-  Frozen(const Options& options, Records& records, const Pages& slab, const Gate& gate, Instant at)
+  Frozen(const Options& options, Records& records, const Pages& slab, Instant at)
       : options_(options),
         records_(records),
         slab_(slab),
-        gate_(gate),
         at_(std::move(at)),
         row_bytes_(options.row_bytes()) {
     const size_t per_slot = at_.slots * sizeof(uint32_t);
@@ -66,9 +63,6 @@ class Frozen final : public Keeper {
       if (at_.rows * bytes) column.reserve(at_.rows * bytes);
     });
     image_.latest_step = at_.latest_step;
-    image_.sightings_bytes = gate.counts().size();
-    image_.sightings.grow(image_.sightings_bytes, image_.sightings_bytes);
-    sightings_kept_.resize((image_.sightings_bytes + kSightings - 1) / kSightings);
   }
 
   void keep(uint32_t slot) override {
@@ -92,15 +86,6 @@ class Frozen final : public Keeper {
     if (slot < at_.slots && link(slot) == 0) link(slot) = records_.newer(slot) + kFirstLink;
   }
 
-  void keep_sightings(size_t counter) override {
-    const size_t block = counter / kSightings;
-    if (sightings_kept_[block]) return;
-    sightings_kept_[block] = true;
-    const size_t from = block * kSightings;
-    const size_t bytes = std::min(kSightings, image_.sightings_bytes - from);
-    std::memcpy(image_.sightings.data() + from, gate_.counts().data() + from, bytes);
-  }
-
   // Looks at the next slots and copies what nobody has copied; whether there is nothing left.
   bool copy_slice(size_t slots) {
     const bool linked = options_.eviction == Eviction::lru;
@@ -109,9 +94,7 @@ class Frozen final : public Keeper {
       if (linked) keep_link(next_);
       keep(next_);
     }
-    const size_t last = std::min(next_block_ + kSightingBlocks, sightings_kept_.size());
-    for (; next_block_ < last; ++next_block_) keep_sightings(next_block_ * kSightings);
-    return next_ == at_.slots && next_block_ == sightings_kept_.size();
+    return next_ == at_.slots;
   }
 
   // Set once there was no memory for a copy: the snapshot is lost, and writers go on without it.
@@ -212,19 +195,16 @@ class Frozen final : public Keeper {
   const Options& options_;
   Records& records_;
   const Pages& slab_;
-  const Gate& gate_;
   const Instant at_;
   const size_t row_bytes_;
   Pages places_;  // per slot: not looked at yet, not wanted, or where its copy lies
   Pages links_;   // per slot, LRU: its newer neighbour
   Image image_;
-  std::vector<bool> sightings_kept_;  // per block
-  std::atomic<uint32_t> taken_{0};    // places
-  std::atomic<uint32_t> room_{0};     // places with memory
+  std::atomic<uint32_t> taken_{0};  // places
+  std::atomic<uint32_t> room_{0};   // places with memory
   std::mutex growing_;
   std::optional<OutOfMemory> failure_;
-  uint32_t next_ = 0;       // slot that copy_slice goes on with
-  size_t next_block_ = 0;   // of sightings
+  uint32_t next_ = 0;  // slot that copy_slice goes on with
 };
 
 void Table::freeze(bool only_changed, bool track) {
@@ -242,9 +222,8 @@ void Table::freeze(bool only_changed, bool track) {
   at.latest_step = latest_step_;
   at.only_changed = only_changed;
   at.clear_marks = track;
-  frozen_ = std::make_shared<Frozen>(options_, records_, slab_, gate_, at);
+  frozen_ = std::make_shared<Frozen>(options_, records_, slab_, at);
   records_.set_keeper(frozen_.get());
-  gate_.set_keeper(frozen_.get());
   const bool marks = track_changes_ || track;  // else there is nothing to give back
   unsettled_ = {marks, track_changes_, track, only_changed, {}, std::move(removed_)};
   removed_.clear();
@@ -294,7 +273,6 @@ Image Table::collect() {
 void Table::thaw() {
   if (!frozen_) return;
   records_.set_keeper(nullptr);
-  gate_.set_keeper(nullptr);
   if (unsettled_.tracked && unsettled_.track) unsettled_.changed = frozen_->changed();
   frozen_.reset();
 }
@@ -362,7 +340,6 @@ void Table::restore(const Snapshot& from, bool keep_present) {
   }
   counters_.created = created;  // but a smaller table has let rows go, which are lost
   counters_.expired = expired - expired_now();
-  if (from.sightings.size() == gate_.counts().size()) gate_.set_counts(from.sightings);
   track_changes_ = tracked;
 }
 

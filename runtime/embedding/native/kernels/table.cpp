@@ -36,8 +36,7 @@ Table::Table(const Options& options)
       value_bytes_(options.dim * options.compute_bytes()),
       most_rows_(most_rows_of(options)),
       index_(options.capacity_rows ? most_rows_ : 1024),
-      records_(options_),
-      gate_(options_) {
+      records_(options_) {
   if ((options.eviction == Eviction::none) != (options.capacity_rows == 0)) {
     throw std::invalid_argument("capacity_rows and an eviction policy go together");
   }
@@ -231,11 +230,11 @@ inline uint32_t Table::obtain(uint64_t id, uint32_t slot, uint32_t step, View& h
 
 // The same for an id without a row, or with an expired one.
 uint32_t Table::obtain_anew(uint64_t id, uint32_t slot, uint32_t step) {
-  if (slot != kNoSlot) {  // as if it had been swept: the gate is asked again
+  if (slot != kNoSlot) {  // as if it had been swept: it must be admitted again
     remove(slot);
     ++counters_.expired;
   }
-  if (!gate_.admits(id, step)) {
+  if (!is_admitted(options_, id, step)) {
     ++counters_.not_admitted;
     return kNoSlot;
   }
@@ -336,8 +335,7 @@ uint64_t Table::size() const {
 
 uint64_t Table::resident_bytes() const {
   const std::scoped_lock hold(lock_);
-  return uint64_t{used_} * (row_bytes_ + records_.bytes()) + index_.bytes() +
-         gate_.counts().size();
+  return uint64_t{used_} * (row_bytes_ + records_.bytes()) + index_.bytes();
 }
 
 Counters Table::counters() const {

@@ -51,7 +51,6 @@ struct Snapshot {
   std::vector<uint32_t> stamps;     // of expiry; empty without it
   std::vector<uint8_t> rows;        // [n, row bytes] as stored
   std::vector<uint64_t> removed;    // ids gone since the last snapshot (of changes only)
-  std::vector<uint8_t> sightings;   // of admission by frequency
   uint32_t latest_step = 0;
 };
 
@@ -62,8 +61,6 @@ struct Image {
   Pages words;   // uint32
   Pages stamps;  // uint32, if rows have them
   Pages rows;    // [n, row bytes]
-  Pages sightings;
-  size_t sightings_bytes = 0;
   uint32_t latest_step = 0;
   std::vector<uint64_t> removed;
 };
@@ -178,7 +175,6 @@ class Table {
   Index index_;
   Records records_;
   Pages slab_;
-  mutable Gate gate_;
   LruList lru_;
   uint32_t sweep_ = 0;  // slot at which the search for expired rows goes on
   std::vector<uint32_t> free_;
