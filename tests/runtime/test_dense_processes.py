@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from persia_sim.base.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
-from runtime.dense import averaging, buckets
+from runtime.dense import averaging, buckets, loss_scale
 from runtime.dense import group as group_module
-from runtime.dense import optimizer
 from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.distributed import DistributedWeights, ProcessAllReduce
 from runtime.dense.group import RankGroup
@@ -137,8 +136,8 @@ WAYS = {
 def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     group = RankGroup(rank, ranks, store, torch.device("cpu"))
     float16 = EngineConfig(precision="float16")
+    loss_scale.FIRST_SCALE = 8.0  # in this process alone
     scale = LossScale(TrainConfig(sync=SyncConfig(ranks=ranks), engine=float16))
-    scale.go_on(scale.state() | {"value": 8.0})
     for name, (overlapped, gathers, dense_lag) in WAYS.items():
         told, recorder = Told(), TraceRecorder()
         model = fresh_model()
@@ -160,7 +159,7 @@ def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> No
         scale.note_overflow(0)
     rule.end_step(StepGradients(rank, STEPS, [None] * len(list(model.parameters())), 0.0, 1))
     assert scale.value == 4.0, "an overflow at one rank halves the factor of all"
-    optimizer._GROWTH_UPDATES = 1  # in this process alone
+    loss_scale._GROWTH_UPDATES = 1  # in this process alone
     scale.of(STEPS + 1)
     left_out = rank == 1
     if not left_out:
