@@ -273,6 +273,20 @@ def test_what_a_rank_knows_to_be_closed_and_the_rows_do_not_hold_is_lost():
 
 
 @pytest.mark.law13
+def test_who_has_pushed_to_the_server_before_this_one_has_had_its_lookup_there():
+    """In rank order: rank 1 reads the step that rank 0 has lost, and waits for nobody."""
+    store = store_of(ServerRules(ranks=2, tau=2, sync_steps=9, in_rank_order=True))
+    server = store.servers[0]
+    assert server.rejoin(0, 1, set()) == 1
+    reads = threading.Thread(
+        target=lambda: server.look_up(store.begin(1, 0, batch_of(7))), daemon=True
+    )
+    reads.start()
+    reads.join(30)
+    assert not reads.is_alive()
+
+
+@pytest.mark.law13
 def test_a_merged_step_that_one_rank_knows_to_be_closed_is_lost_for_all():
     store = store_of(ServerRules(ranks=2, tau=3, merges=True))
     server = store.servers[0]
