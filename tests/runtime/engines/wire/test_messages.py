@@ -48,7 +48,7 @@ WHOLE = pack(Message(MessageKind.PUSH, 3, 7, b"\0"))[:HEADER_BYTES]
     ("data", "sentence"),
     [
         (b"HTTP" + WHOLE[4:], "a message starts with b'HTTP', not with b'PtbR'"),
-        (WHOLE[:4] + b"\x0b\0" + WHOLE[6:], "has version 11 of the protocol, this side speaks 10"),
+        (WHOLE[:4] + b"\x0c\0" + WHOLE[6:], "has version 12 of the protocol, this side speaks 11"),
         (WHOLE[:6] + b"\xff\0" + WHOLE[8:], "of kind 255, which is not known"),
         (WHOLE[:-17] + b"\x01" + WHOLE[-16:], "has 72057594037927936 bytes of arrays"),
         (WHOLE[:8] + b"\0\0\0\x01" + WHOLE[12:], "a body of 16777216 bytes, more than the 65536"),

@@ -194,7 +194,7 @@ GOOD = bytes.fromhex("50746252" + "0a00" + "0b00" + "00000000" + "01000000" + "0
     ("data", "sentence"),
     [
         (GOOD, "the place of a batch takes more than 0 bytes"),
-        (GOOD[:4] + b"\x0b\0" + GOOD[6:], "version 11 of the protocol, this side speaks 10"),
+        (GOOD[:4] + b"\x0c\0" + GOOD[6:], "version 12 of the protocol, this side speaks 11"),
         (b"x" * 100_000, "a message starts with b'xxxx', not with b'PtbR'"),
         (GOOD[:24] + b"\x08" + GOOD[25:], "the place of a batch takes more than 0 bytes"),
         (GOOD[:31] + b"\x01" + GOOD[32:], "a message has 72057594037927936 bytes of arrays"),
@@ -216,11 +216,11 @@ def test_the_server_says_too_whose_connection_it_has_closed_and_why(capfd):
     with served(ServerRules(ranks=2), ranks=[0]) as found:
         channel = greeted(found.processes.address)
         channel.receive()
-        channel.connection.socket.send(GOOD[:4] + b"\x0b\0" + GOOD[6:])
+        channel.connection.socket.send(GOOD[:4] + b"\x0c\0" + GOOD[6:])
         refusal(channel)
     assert capfd.readouterr().err == (
-        "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 11 of the"
-        " protocol, this side speaks 10; run the same release on both sides\n"
+        "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 12 of the"
+        " protocol, this side speaks 11; run the same release on both sides\n"
     )
 
 
