@@ -186,7 +186,7 @@ def test_whoever_does_not_greet_first_is_refused(one_of_two):
     assert refusal(channel) == "the first message is PING, not HELLO"
 
 
-GOOD = bytes.fromhex("50746252" + "0a00" + "0b00" + "00000000" + "01000000" + "00" * 32)
+GOOD = bytes.fromhex("50746252" + "0b00" + "0b00" + "00000000" + "01000000" + "00" * 32)
 """A LOOK_UP of rank 1, step 0, that says nothing about where the batch lies."""
 
 
