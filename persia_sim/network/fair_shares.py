@@ -20,6 +20,11 @@ UNCHANGED = 1e-15
 """Share of a link below which a change of what its flows take is none."""
 
 
+NEAR = 0.9
+"""Share of its leader's level down to which a link foresees its ends without being looked at: with
+0, 512 GPUs on the 100T cluster's hosts ask nearly twice as often which flow ends first."""
+
+
 class FairShares:
     """The links whose levels are to be found, and how flows go from one bottleneck to another."""
 
@@ -103,6 +108,7 @@ class FairShares:
         bounds_take = 0.0
         links_take = 0.0
         highest = 0.0
+        highest_bound = 0.0
         others: list[Crossing] = []
         for crossing in link.crossings.values():
             other = crossing.bottleneck
@@ -116,6 +122,7 @@ class FairShares:
                 others.append(crossing)
             else:
                 bounds_take += crossing.weight * level
+                highest_bound = max(highest_bound, level)
         spare = link.capacity - bounds_take
         left = spare - links_take
 
@@ -141,7 +148,7 @@ class FairShares:
                 if always:
                     self.look_at(dependent)
         self._warn(link)
-        self._depend(link, own.weight, spare, others, now_s)
+        self._depend(link, own.weight, spare, highest_bound, others, now_s)
 
     def _hold_nobody(self, link: Link, room: float, others: list[Crossing]) -> None:
         """A link that has room is looked at again when others take more than their part of it."""
@@ -221,7 +228,13 @@ class FairShares:
                 self.look_at(follower)
 
     def _depend(
-        self, link: Link, own_weight: float, spare: float, others: list[Crossing], now_s: float
+        self,
+        link: Link,
+        own_weight: float,
+        spare: float,
+        highest_bound: float,
+        others: list[Crossing],
+        now_s: float,
     ) -> None:
         """Note whose levels its own depends on; a single one may lead it without looking at it."""
         always = len(others) > 1 or bool(link.dependents)
@@ -235,7 +248,7 @@ class FairShares:
         if always or not others:
             return
 
-        # As long as its flows are faster than the leader's, and slow enough for other links.
+        # As long as its flows are as fast as others that cross it, and slow enough for other links.
         crossing = others[0]
         leader = crossing.bottleneck
         assert isinstance(leader, Link)
@@ -245,9 +258,7 @@ class FairShares:
         link.leader_weight = crossing.weight
         link.own_weight = own_weight
         link.spare = spare
-        self._limit(crossing, spare / (own_weight + crossing.weight))
-        link.floor = link.floor_for(link.limits.head()[0])
-        if link.floor > 0.0:
-            leader.floors.put(-link.floor, link)
-        else:
-            leader.floors.drop(link)
+        left = spare - own_weight * highest_bound
+        self._limit(crossing, min(spare / (own_weight + crossing.weight), left / crossing.weight))
+        link.floor = max(link.floor_for(link.limits.head()[0]), NEAR * leader.level)
+        leader.floors.put(-link.floor, link)

@@ -384,6 +384,16 @@ def test_a_message_more_in_a_crowd_is_felt_on_its_own_card_alone(monkeypatch):
     assert looked[-2:] == [{3}, {0, 4}]
 
 
+def test_whoever_is_at_its_bound_shares_the_link_when_its_leader_takes_more():
+    """A message at its bound of 3.7 leaves another one 3.8 of a card of 9, until the crowd, which
+    takes 1.5, takes 3: then both get 3."""
+    messages: list[Message] = [(0, (0, 1), 100, 1), (0, (0,), 100, 1)]
+    messages += [(0, (0, 2), 100, 20), (0, (2,), 1.5, 20)]
+    capacities = [9.0, 3.7, 3.0]
+    filled = ends(capacities, messages, Filled)
+    assert ends(capacities, messages) == pytest.approx(filled, rel=1e-9)
+
+
 def test_a_link_that_has_room_between_two_crowds_is_full_beside_both():
     """Found by chance in an earlier solver."""
     messages: list[Message] = [
