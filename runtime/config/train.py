@@ -18,7 +18,6 @@ from persia_sim.base.schema import (
     Within,
     check_fields,
     in_group,
-    refuse_unread,
     unread,
     with_values,
 )
@@ -31,7 +30,7 @@ from runtime.config.sync import (
     SyncConfig,
     of_executor,
 )
-from runtime.embedding.config import TableConfig
+from runtime.embedding.config import CheckedByReaders, TableConfig
 
 DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 OF_TORCH = "torch.optim:"
@@ -81,7 +80,7 @@ _DECAYS = ReadBy(lambda schedule: schedule.decay != "none", "a decay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule(Checked):
+class Schedule(CheckedByReaders):
     """A factor of the learning rate: a linear warm-up, then a decay."""
 
     warmup_steps: Annotated[int, Within(0, 2**63 - 1)] = 0
@@ -90,10 +89,6 @@ class Schedule(Checked):
     """Down to 0 over ``decay_steps`` after the warm-up."""
     decay_steps: Annotated[Positive, _DECAYS] = 10_000
     """Length of the decay, in steps, >= 1."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        refuse_unread(self)
 
     def factor(self, step: int) -> float:
         """The factor at a step, counted from 1.

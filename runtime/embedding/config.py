@@ -22,7 +22,7 @@ from persia_sim.base.schema import (
 from runtime.data.ids import VALUE_BITS
 
 
-class _CheckedByReaders(Checked):
+class CheckedByReaders(Checked):
     """Options that are also held against who reads them."""
 
     __slots__ = ()
@@ -37,7 +37,7 @@ _STACKS = ReadBy(lambda stack: stack.rounds > 0, "rounds >= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity(_CheckedByReaders):
+class Capacity(CheckedByReaders):
     """How many rows a table keeps, over all its shards. Exactly the least recently used one goes.
 
     A row that goes loses its optimiser state; when its id comes back it starts from its initial
@@ -56,7 +56,7 @@ class Capacity(_CheckedByReaders):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission(_CheckedByReaders):
+class Admission(CheckedByReaders):
     """Which ids get a row at a training lookup; the others are read as their initial value."""
 
     probability: Annotated[float, Within(0, 1, without="least")] = 1.0
@@ -65,7 +65,7 @@ class Admission(_CheckedByReaders):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HashStack(_CheckedByReaders):
+class HashStack(CheckedByReaders):
     """Each id becomes several rows of a small table, whose sum is its vector (the original's).
 
     Round r of a field uses its rows r * rows_per_round + hash_r(id) mod rows_per_round.
@@ -77,7 +77,7 @@ class HashStack(_CheckedByReaders):
     """Rows of one round of one field, >= 1."""
 
     def __post_init__(self) -> None:
-        _CheckedByReaders.__post_init__(self)
+        CheckedByReaders.__post_init__(self)
         rule = f"must be so that rounds * rows_per_round is at most 2**{VALUE_BITS}"
         fits = self.rounds * self.rows_per_round <= 2**VALUE_BITS
         require(fits, "rows_per_round", self.rows_per_round, rule)
@@ -106,7 +106,7 @@ _AT_LEAST_0 = Within(0, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowOptimizer(_CheckedByReaders):
+class RowOptimizer(CheckedByReaders):
     """The optimiser that the servers apply to rows (torch's formulas, see `optimizers`)."""
 
     kind: RowOptimizerKind = "rowwise_adagrad"
@@ -137,7 +137,7 @@ _OF_GAMMA = ReadBy(lambda table: table.initial == "gamma", "initial gamma")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableConfig(_CheckedByReaders):
+class TableConfig(CheckedByReaders):
     """One table; rows are created when first looked up in training."""
 
     name: Annotated[str, GIVEN_ELSEWHERE] = "rows"
@@ -171,7 +171,7 @@ class TableConfig(_CheckedByReaders):
     """A feature group: equal values of different fields of this table are one row."""
 
     def __post_init__(self) -> None:
-        _CheckedByReaders.__post_init__(self)
+        CheckedByReaders.__post_init__(self)
         fits = self.storage == "dtype" or self.dtype == "float32"
         require(fits, "storage", self.storage, f"needs dtype float32, not {self.dtype}")
         self._check_initial()
