@@ -40,7 +40,8 @@ class Agenda(Generic[T]):
         self._puts += 1
         heappush(self._heap, (number, self._puts, thing))
         if len(self._heap) > 100 + 2 * len(self._numbers):
-            self._heap = [entry for entry in self._heap if self.number_of(entry[2]) == entry[0]]
+            entries = enumerate(self._numbers.items())
+            self._heap = [(least, order, each) for order, (each, least) in entries]
             heapify(self._heap)
 
     def drop(self, thing: T) -> None:
