@@ -197,6 +197,10 @@ CLUSTERS = {
 }
 
 
+WIDE = 3
+"""A range whose ends differ by more than this factor is told by its lower end, as in texts."""
+
+
 @of_tables
 def which_mode_figure(rows: pd.DataFrame, gaps: pd.DataFrame | None = None) -> Figure:
     """Left: samples/s over those of sync, a group of bars a cluster. Right, of the gaps of the
@@ -213,25 +217,31 @@ def which_mode_figure(rows: pd.DataFrame, gaps: pd.DataFrame | None = None) -> F
 
 
 def _gains(axes: Axes, rows: pd.DataFrame) -> None:
-    """The number of times stands at the end of its bar."""
+    """A bar is one simulation; across its end lies its range over what is not known. Behind that
+    stands the number of times, or of a wide range its lower end."""
     rows = rows[rows["mode"].isin(SHOWN)]
     clusters = [*rows.cluster.unique()]
     modes = in_order(rows["mode"])
     height = 0.8 / len(modes)
     for place, mode in enumerate(modes):
-        times = rows[rows["mode"] == mode].set_index("cluster").times_sync.loc[clusters].to_numpy()
+        of_mode = rows[rows["mode"] == mode].set_index("cluster").loc[clusters]
+        times, high = of_mode.times_sync.to_numpy(), of_mode.times_sync_high.to_numpy()
+        ends = times - of_mode.times_sync_low.to_numpy(), high - times
         at = np.arange(len(clusters)) + (place - (len(modes) - 1) / 2) * height
         look = look_of(mode)
         hatch = "...." if mode.endswith("tau 16") else look.hatch
         looks = {"color": look.color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
         axes.barh(at, times, height, label=mode, **looks)
-        for y, value in zip(at, times, strict=True):
-            axes.text(value, y, f" {value:.1f}", va="center", fontsize=6)
+        lines = {"fmt": "none", "ecolor": "black", "elinewidth": 0.8, "capsize": 1.5}
+        axes.errorbar(times, at, xerr=np.clip(ends, 0, None), **lines)
+        for y, low, value, end in zip(at, times - ends[0], times, high, strict=True):
+            words = f"{value:.1f}" if end <= WIDE * low else f"at least {low:.1f}"
+            axes.text(end, y, f" {words}", va="center", fontsize=6)
     names = [CLUSTERS.get(name, name.rpartition("/")[2]) for name in clusters]
     axes.set_yticks(range(len(clusters)), names)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.15 * rows.times_sync.max())
-    axes.set_xlabel("samples/s over those of sync (more is better)")
+    axes.set_xlim(0, 1.3 * rows.times_sync_high.max())
+    axes.set_xlabel("samples/s over those of sync, with ranges (more is better)")
     axes.set_title("What it gains (simulated)")
     axes.grid(axis="y", visible=False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=3, fontsize=6)
@@ -270,7 +280,7 @@ def _losses(axes: Axes, gaps: pd.DataFrame) -> None:
             label="samples in time order" if order == "time" else "samples shuffled",
         )
     axes.axvline(0, color="black", linewidth=0.8)
-    names = {"test": "{}", "origin-2": "window before", "origin-1": "the one before"}
+    names = {"test": "{}", "origin-2": "earlier window", "origin-1": "still earlier"}
     labels = [names[window].format(SHORT.get(data, data)) for data, window in places]
     axes.set_yticks(range(len(places)), labels)
     for label, (_, window) in zip(axes.get_yticklabels(), places, strict=True):

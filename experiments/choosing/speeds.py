@@ -26,7 +26,13 @@ from persia_sim.presets.catalogue import MACHINES, rows_of
 from persia_sim.presets.from_file import find_rows
 from persia_sim.report import sweep
 from persia_sim.report.ranges import OnServers, Range, range_of
-from persia_sim.report.sizing import MOST_HOSTS, cheapest, hosts_for_rows, sized
+from persia_sim.report.sizing import (
+    MOST_HOSTS,
+    cheapest,
+    hosts_for_rows,
+    sized,
+    unknown_hosts,
+)
 
 TAUS: Mapping[Mode, tuple[int | None, ...]] = {
     Mode.SYNC: (None,),
@@ -232,7 +238,12 @@ def simulate_all(options: Any, chosen: Sequence[Candidate]) -> list[Simulated]:
 def simulated(chosen: Sequence[Candidate], rows: Sequence[Mapping[str, Any]]) -> list[Simulated]:
     """The candidates with their simulated rows, and each figure as a range over what the simulator
     does not know. Both sides of a ratio have one draw of that."""
-    sides = [OnServers(scenario=sweep.scenario_of(one.point, 1)) for one in chosen]
+    scenarios = [sweep.scenario_of(one.point, 1) for one in chosen]
+    sides = [OnServers(scenario=each) for each in scenarios]
+
+    # A rate and its price are those of the hosts that are there; a ratio holds for any draw's.
+    hosts = _hosts_of_a_draw(chosen, scenarios)
+    compared = [replace(side, hosts=hosts) for side in sides]
     hourly = [_usd(side.scenario.cluster) for side in sides]
     syncs = [k for k, one in enumerate(chosen) if one.point.mode is REFERENCE]
 
@@ -249,7 +260,7 @@ def simulated(chosen: Sequence[Candidate], rows: Sequence[Mapping[str, Any]]) ->
         of_rate = range_of(side, value=rate, simulated=False)
         ratio = Range(1.0, 1.0, 1.0)
         if k != base:
-            ratio = range_of(side, sides[base], value=times, simulated=False)
+            ratio = range_of(compared[k], compared[base], value=times, simulated=False)
         dearer = hourly[k] / hourly[base]
         gain = ratio.times(1 / dearer) if dearer == dearer else ratio
         result.append(
@@ -263,6 +274,26 @@ def simulated(chosen: Sequence[Candidate], rows: Sequence[Mapping[str, Any]]) ->
             )
         )
     return result
+
+
+def _hosts_of_a_draw(
+    chosen: Sequence[Candidate], scenarios: Sequence[Scenario]
+) -> Callable[[float], Cluster] | None:
+    """The same for every mode of a preset whose numbers of hosts nobody knows, as that of the
+    widest window has them; None where they are known, or chosen here."""
+    point, widest = max(
+        ((one.point, each) for one, each in zip(chosen, scenarios, strict=True)),
+        key=lambda pair: (pair[0].mode.has_barrier, pair[0].tau or 0),
+    )
+    of_preset = sweep.scenario_of(replace(point, workers=None, servers=None), 1)
+    here = {_cpu_hosts(each.cluster) for each in scenarios}
+    if here != {_cpu_hosts(of_preset.cluster)}:
+        return None
+    return unknown_hosts(point.cluster, widest)
+
+
+def _cpu_hosts(cluster: Cluster) -> tuple[int, int]:
+    return cluster.embedding_workers.all_hosts, cluster.servers.all_hosts
 
 
 def _usd(cluster: Cluster) -> float:
