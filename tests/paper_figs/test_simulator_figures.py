@@ -88,12 +88,17 @@ def test_predictions_lie_over_measurements_and_rows_without_one_are_left_out(tmp
 
 
 def test_which_mode_has_the_times_of_sync_and_the_gaps_of_each_window(tmp_path):
-    """The test part of a stream first, then the windows before it, the newest first. Other rates,
-    tasks and lateness have no dot."""
+    """A wide range is told by its lower end. The test part of a stream first, then the windows
+    before it, the newest first. Other rates, tasks and lateness have no dot."""
+    ranges = {
+        "sync": (1.0, 1.0, 1.0), "hybrid, tau 8": (8.0, 9.0, 10.0),
+        "hybrid, tau 4": (2.0, 3.0, 6.0), "hybrid, tau 16": (2.0, 4.5, 6.5),
+    }  # fmt: skip
     rows = [
-        {"cluster": "my/moon.toml", "mode": mode, "times_sync": times}
-        for mode, times in (("sync", 1.0), ("hybrid, tau 8", 9.0), ("hybrid, tau 16", 4.5))
-    ]
+        {"cluster": "my/moon.toml", "mode": mode, "times_sync": times, "times_sync_low": low,
+         "times_sync_high": high}
+        for mode, (low, times, high) in ranges.items()
+    ]  # fmt: skip
     known = {
         ("time", "origin-1"): 0.004, ("time", "origin-2"): -0.009, ("time", "test"): -0.021,
         ("shuffled", "test"): -0.001,
@@ -112,10 +117,12 @@ def test_which_mode_has_the_times_of_sync_and_the_gaps_of_each_window(tmp_path):
     gaps += [of_test | {name: value} for name, value in others.items()]
     tables = write_table(tmp_path / "a.csv", rows), write_table(tmp_path / "b.csv", gaps)
     left, right = which_mode_figure(*tables).axes
-    assert [bar.get_width() for bar in left.patches] == [1.0, 4.5]
-    assert [text.get_text() for text in left.texts] == [" 1.0", " 4.5"]
+    assert [bar.get_width() for bar in left.patches] == [1.0, 3.0, 4.5]
+    assert [text.get_text() for text in left.texts] == [" 1.0", " 3.0", " at least 2.0"]
+    ends = [path.vertices[:, 0].tolist() for bar in left.collections for path in bar.get_paths()]
+    assert ends == [[1.0, 1.0], [2.0, 6.0], [2.0, 6.5]]
     assert tick_labels(left, "y") == ["moon.toml"] and left.get_xlim()[0] == 0
     drawn = [line.get_xdata().tolist() for line in right.lines if line.get_marker() in "os"]
     assert drawn == [pytest.approx([-21.0, -9.0, 4.0]), pytest.approx([-1.0])]
     (alone,) = which_mode_figure(tables[0]).axes
-    assert [bar.get_width() for bar in alone.patches] == [1.0, 4.5]
+    assert [bar.get_width() for bar in alone.patches] == [1.0, 3.0, 4.5]
