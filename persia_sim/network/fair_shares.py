@@ -25,13 +25,21 @@ NEAR = 0.9
 0, 512 GPUs on the 100T cluster's hosts ask nearly twice as often which flow ends first."""
 
 
+PATIENCE = 8
+"""Times that a link is looked at before those that were looked at less come first. Two links that
+take a flow from each other in turn, since a third one's level is not found yet, else go on for
+ever."""
+
+
 class FairShares:
     """The links whose levels are to be found, and how flows go from one bottleneck to another."""
 
     def __init__(self) -> None:
         self.at_bound: list[tuple[float, int, Flow]] = []
         """A heap by end of flows at their own bounds; out of date where `Flow.end` is another."""
-        self._waiting: list[tuple[float, int, Link | Bound]] = []
+        self._waiting: list[tuple[int, float, int, Link | Bound]] = []
+        self._looks: dict[Link | Bound, int] = {}
+        """How often each was looked at since the change."""
 
     def join(self, flow: Flow, bottleneck: Link | Bound, left_bytes: float, now_s: float) -> None:
         """Let a flow be held back by a link of its path, or by nothing but its own bound."""
@@ -82,15 +90,18 @@ class FairShares:
         """What crosses this link, or the level of a bottleneck there, is not what it was."""
         if not link.waits:
             link.waits = True
-            heappush(self._waiting, (link.mean_share(), link.number, link))
+            turn = self._looks.get(link, 0) // PATIENCE
+            heappush(self._waiting, (turn, link.mean_share(), link.number, link))
 
     def settle(self, now_s: float) -> dict[Link, None]:
         """Find the levels of all links that wait for it, and of those that they reach: these."""
         waiting = self._waiting
+        looks = self._looks
         settled: dict[Link, None] = {}
         while waiting:
-            link = heappop(waiting)[2]
+            link = heappop(waiting)[-1]
             link.waits = False
+            looks[link] = looks.get(link, 0) + 1
             if isinstance(link, Link):
                 self._find_level(link, now_s)
                 settled[link] = None
@@ -98,6 +109,7 @@ class FairShares:
                 self._take_over(link, link.level, now_s)
                 for crossing in link.crossings.values():
                     self._limit(crossing, link.level)
+        looks.clear()
         return settled
 
     def _find_level(self, link: Link, now_s: float) -> None:

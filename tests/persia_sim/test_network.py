@@ -14,6 +14,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.studies import ablation
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.scenario import Averaging, DenseHome, Discipline, Noise, Scenario
@@ -470,6 +471,15 @@ def test_a_run_has_the_instants_of_one_whose_network_is_filled_anew(binds, disci
     anew = simulate(scenario)
     assert run.stamps == pytest.approx(anew.stamps, rel=1e-9)
     assert run.link_bytes == pytest.approx(anew.link_bytes)
+
+
+def test_two_links_that_take_a_flow_from_each_other_let_a_third_find_its_level(monkeypatch):
+    """Each went by what the third one took before, and was looked at first: for ever."""
+    change = ablation.VARIANTS["duplicate ids sent"]
+    scenario = change(ablation.scenario_of("Kwai", ablation.Options(steps=8)))
+    run = simulate(scenario)
+    monkeypatch.setattr(hardware, "_DISCIPLINES", {scenario.discipline: FilledInOrder})
+    assert run.stamps == pytest.approx(simulate(scenario).stamps, rel=1e-9)
 
 
 def test_a_run_on_full_nics_gives_the_same_bytes_again():

@@ -170,8 +170,8 @@ def test_a_step_of_sync_is_simulated_as_the_sum_of_the_stages_that_were_profiled
     step_s, asked = simulated_step_s(found, tmp_path)
     assert asked.fetch.worker_forward_s == pytest.approx(256 * 1e-6)
     assert asked.fetch.worker_pool_s == pytest.approx(256 * 2e-6)
-    assert asked.worker_scatter_s == pytest.approx(256 * 4e-6)
-    assert asked.server_update_s.sum() == pytest.approx(256 * 8e-6)
+    assert asked.push.worker_scatter_s == pytest.approx(256 * 4e-6)
+    assert asked.push.server_update_s.sum() == pytest.approx(256 * 8e-6)
     assert asked.compute_s == pytest.approx(256 * 64e-6, rel=0.02)  # biases are operations there
     assert found["laws"]["server_create"]["per_item_s"] * distinct == pytest.approx(32e-6)
     # Messages of this host take next to nothing.

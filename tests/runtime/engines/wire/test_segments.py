@@ -202,7 +202,7 @@ def test_gradients_come_into_the_segment_in_which_their_batch_was_opened():
     told = Message(MessageKind.SEGMENT, 0, -1, pack_segment(sent.number, sent.segment.size))
     batches.attach(told, Segment.private(sent.segment.size))
     asked = Message(MessageKind.LOOK_AHEAD, 0, 0, pack_placed(sent.placed(0)))
-    for to, of in zip(batches.place(asked), sent.arrays("ids", 0).room(), strict=True):
+    for to, of in zip(batches.place(asked), sent.ids(0).room(), strict=True):
         to[:] = of
     batches.batch(asked)
     batches.attach(told, Segment.private(sent.segment.size))
