@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from textwrap import fill
 
 from page_tables import first_task, markdown, number, rows_of, the
@@ -113,16 +113,16 @@ def answer() -> str:
         f" *at least*. With tau 16 hybrid training is {of_h100:.1f} times as fast as synchronous"
         " training on a host of 8 H100 that keeps its rows on CPU servers, and a billion samples"
         f" cost {usd[H100, late]} instead of {usd[H100, 'sync']}. On the paper's 64 V100 it is"
-        f" {of_paper:.1f} times as fast: {usd[PAPER, late]} instead of {usd[PAPER, 'sync']}. There"
-        " both modes have the same hosts. With the hosts on which its own samples are cheapest,"
-        f" hybrid on the H100 is {of_own:.1f} times as fast as sync with those of sync, and its"
-        f" samples cost {cheaper:.1f} times less."
+        f" {of_paper:.1f} times as fast: {usd[PAPER, late]} instead of {usd[PAPER, 'sync']}. In"
+        " both comparisons the two modes have the same hosts. Where each mode has the CPU hosts"
+        f" with which its own samples are cheapest, hybrid on the H100 is {of_own:.1f} times as"
+        f" fast, and its samples cost {cheaper:.1f} times less."
     )
     loses = (
-        "**Lost, measured** by training an MLP in one pass, in updates of 128 samples (of tennis"
-        " 512), on four real streams (films rated, clicks on videos, school assessments, tennis)."
-        " In time order, against synchronous training in the same order, the test AUC of MovieLens"
-        " changes by"
+        "**Lost, measured** by training an MLP in one pass, in updates of 128 samples (512 for"
+        " tennis), on four real streams (films rated, clicks on videos, school assessments,"
+        " tennis). In time order, against synchronous training in the same order, the test AUC of"
+        " MovieLens changes by"
         f" {gap(1, MOVIELENS, 'time')}, {gap(2, MOVIELENS, 'time')},"
         f" {gap(4, MOVIELENS, 'time')} and {gap(16, MOVIELENS, 'time')} thousandths with rows"
         " 1, 2, 4 and 16 updates late (95 % intervals; judged on the last fifth of each user's"
@@ -143,19 +143,17 @@ def answer() -> str:
         " the rows of users alone are kept exact, the others stay 16 updates late, and the AUC"
         f" changes by {number(fresh)} thousandths. It is no rule: on OULAD (school"
         " assessments), where late rows gain at the end of the stream, one fresh field beside them"
-        f" changes the AUC by {number(harm)}, against sync as well."
+        f" makes the AUC differ from sync's by {number(harm)}."
     )
     pays = (
         "**So** take hybrid where your GPUs wait for rows, with the smallest tau that hides the"
         " lookups, shuffle your data where they need not come in time order, and measure what it"
-        " costs on them: `which-mode` does the first and the last. Async may be faster still, as on"
-        " the V100 of the figure, but there its rows are much later, and its dense weights late,"
-        " too: [what that costs](docs/results/README.md#the-order-of-the-data). Lookahead reads"
-        " rows ahead, and brings them up to date before they are used: exact, and little faster"
-        " than sync."
+        " costs on them: `which-mode` does the first and the last. Async may be faster still, but"
+        " its rows and dense weights are [later](docs/results/README.md#the-order-of-the-data)."
     )
     paragraphs = (gains, measured_gain(), loses, back, order, pays)
-    return "\n".join(fill(f"- {one}", width=118, subsequent_indent="  ") for one in paragraphs)
+    wrapped = partial(fill, width=118, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(wrapped(f"- {one}") for one in paragraphs)
 
 
 def _sync_of(data: str, order: str) -> Row | None:

@@ -88,9 +88,9 @@ class Outcome:
     trace: Trace
     """Empty when the run was not to keep it."""
     staleness: StalenessSummary
-    """Of the tables that are not named fresh."""
+    """Of the tables that are not named fresh, or of all where every one is."""
     staleness_of_fresh_tables: StalenessSummary | None
-    """None where no table is, or its order was not kept."""
+    """Of those beside late ones; None where there are none, or the order was not kept."""
     store: EmbeddingStore
     model: nn.Module
     spans: SpanRecorder

@@ -370,13 +370,19 @@ class Training:
         return self.history.wall_s + time.perf_counter() - self._began_s
 
     def staleness_of_fresh_tables(self, trace: Trace) -> StalenessSummary | None:
-        """That of the tables named fresh; None where there are none, or no order was kept."""
+        """That of the tables named fresh beside late ones; None where there are not both, or no
+        order was kept."""
         recorded = self.parts.recorder.keeps and self.is_whole
-        return summary_of(trace.of_fresh_tables()) if self._rules.fresh and recorded else None
+        beside = self._rules.fresh and not self._all_fresh
+        return summary_of(trace.of_fresh_tables()) if beside and recorded else None
+
+    @property
+    def _all_fresh(self) -> bool:
+        return {*self._rules.fresh} == {*self.parts.store.tables}
 
     def staleness(self, trace: Trace) -> StalenessSummary:
-        """Staleness of the whole run, of its late tables; ``trace`` is its order, where it was
-        recorded.
+        """Staleness of the whole run, of its late tables, or of all where every one is fresh;
+        ``trace`` is its order, where it was recorded.
 
         None where nobody knows it: servers that are processes count none themselves, and
         one that has died has taken what it had recorded with it.
@@ -384,7 +390,10 @@ class Training:
         unrecorded = self.parts.config.engine.servers and not self.parts.recorder.keeps
         if unrecorded or not self.is_whole:
             return StalenessSummary(None, None, None, None)
-        return summary_of(trace) if self.parts.recorder.keeps else self._counter.summary()
+        if self.parts.recorder.keeps:
+            return summary_of(trace.of_fresh_tables() if self._all_fresh else trace)
+        counted = self._counter.summary()  # of late tables alone
+        return StalenessSummary(None, None, None, None) if self._all_fresh else counted
 
     def take(self, extends: Path | None, track_changes: bool) -> Cut:
         """The whole run as it is between two legs."""

@@ -147,6 +147,8 @@ def test_a_run_tells_how_late_late_and_fresh_tables_were():
     assert outcome.staleness_of_fresh_tables.mean_pushes == 0
     assert outcome.figures.rows_replaced > 0
     assert train(hybrid(), SOURCE).staleness_of_fresh_tables is None
+    exact = train(hybrid(fresh=("all",)), SOURCE)
+    assert exact.staleness.max_steps == 0 and exact.staleness_of_fresh_tables is None
 
 
 def test_delay_compensation_acts_on_late_tables_alone():
