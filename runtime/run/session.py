@@ -53,9 +53,10 @@ from runtime.run.evaluate import (
     refuse_trained_on,
     threads_of,
 )
+from runtime.run.figures import Figures
 from runtime.run.reports import reporting
 from runtime.run.saver import Saving
-from runtime.run.training import Figures, Training
+from runtime.run.training import Training
 from runtime.stop import Interrupted, NotStored
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
 
-from persia_sim.base.schema import Count, parse
+from persia_sim.base.schema import parse
 from persia_sim.base.staleness import StalenessCounter, StalenessSummary, summary_of
 from persia_sim.base.trace import Trace
 from runtime.checkpoint.lineage import RunLineage
@@ -29,75 +29,13 @@ from runtime.order.merge_recordings import merged_trace
 from runtime.order.replayable import other_facts
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.progress import Evaluate, OnFigures
+from runtime.run.figures import Figures, History
 from runtime.run.folder import plain
 from runtime.run.saver import Cut, RunFailover, Saver, Saving, take_rows
 from runtime.stop import ENOUGH
 
 Judge = Callable[[nn.Module], float]
 """The score of the weights given and the rows as they are."""
-
-
-@dataclass(slots=True, kw_only=True)
-class History:
-    """What the summary says of all that came before, over any number of resumes."""
-
-    wall_s: float = 0.0
-    first_warnings: list[str] | None = None
-    """Warnings of the first evaluation, with its updates in words; None before it."""
-    resumed_at_samples: list[Count] = field(default_factory=list)
-    trace_since_samples: Count = 0
-    """Where the order that is kept begins: a resume with other ranks or shards begins anew."""
-    checkpoints_written: Count = 0
-    checkpoints_failed: Count = 0
-    best_score: float | None = None
-    """The best score of the evaluations on the way, where they may end the run; of its first
-    task."""
-    since_best: Count = 0
-    """Evaluations after that one."""
-    longest_pause_s: float = 0.0
-    """From the end of a leg, when nothing is in flight, to the start of the next."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What a run has counted, over any number of resumes; the summary has all of it by name."""
-
-    samples: int
-    steps: int
-    """Steps of ``batch`` samples each, but for the last one of a pass."""
-    updates: int
-    """Dense updates: a step each, or one of each rank (``match=global``)."""
-    wall_s: float
-    """Seconds of training and of evaluations on the way."""
-    updates_per_loss: int
-    samples_per_s: float
-    """Without warm-up, evaluations and pauses for checkpoints."""
-    rows: int
-    resident_bytes: int
-    """That the rows take."""
-    rows_replaced: int
-    """Rows that lookahead read again, as they were written between prefetch and use."""
-    rows_evicted: int
-    rows_expired: int
-    lookups_not_admitted: int
-    row_gradients_dropped: int
-    """Their row was not there any more."""
-    batches_skipped: int
-    """Loss or gradient was not finite."""
-    pushes_lost: int
-    pushes_lost_at: list[int]
-    """Pushes lost at each server, with those that were left out."""
-    loss_scale: float
-    """Loss scale of the last update."""
-    ranks_fused: bool
-    checkpoints_written: int
-    checkpoints_failed: int
-    longest_pause_s: float
-    """Between two legs."""
-    resumed_at_samples: list[int]
-    trace_since_samples: int
-    stopped_early: bool
-    """Evaluations on the way were no better any more, and were to end the run."""
 
 
 def open_executor(parts: Parts) -> ConcurrentRun | ConstantLagRun | OrderedRun:
