@@ -98,7 +98,10 @@ STUDIES = _by_name(
         " the training samples. Middle: of rows 7 late, against the accumulator that Adagrad starts"
         " from, over the mean squared row gradient. Right: by stream and test window, and pooled."
         " Bars are 95 % over seeds and test users. From stored runs, unless all are trained anew.",
-        tables=("", "_moderator", "_forest", "_rates", "_delays", "_hypotheses"),
+        tables=(
+            *("", "_moderator", "_forest", "_rates", "_delays", "_hypotheses"),
+            *("_tau", "_fresh"),
+        ),
         quick="--no-train",
         quick_minutes=0.5,
     ),

@@ -14,24 +14,20 @@ from paper_figs import SHORT
 from paper_figs.style import GAP_LABEL, in_order, legend_below, look_of, of_tables
 
 STAGE_LOOKS = {
-    "load": ("white", "...."),
     "lookup": ("#56B4E9", ""),
     "forward": ("#F7E3A1", ""),
     "backward": ("#E69F00", "////"),
     "dense_sync": ("black", ""),
     "dense_pull": ("0.6", "xxxx"),
-    "dense_push": ("0.6", ""),
     "push": ("#009E73", "\\\\\\\\"),
 }
 """Stage -> fill and hatching, which differ in grey, too."""
 STAGE_ROWS = {
-    "load": "lookup",
     "lookup": "lookup",
     "forward": "compute",
     "backward": "compute",
     "dense_sync": "dense",
     "dense_pull": "dense",
-    "dense_push": "dense",
     "push": "push",
 }
 """Stage -> the line of the rank on which it is drawn."""

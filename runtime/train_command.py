@@ -284,8 +284,9 @@ def _become_resume(folder: Path, arguments: list[str], *more: str) -> NoReturn:
     python = sys.orig_argv[1 : len(sys.orig_argv) - len(arguments)]  # its options, us, "train"
     # Of this model this attempt has run code.
     again = ["--resume", address_of(folder), "--trust", *more]
-    if "--log" in arguments:
-        again += arguments[arguments.index("--log") :][:2]
+    for place, word in enumerate(arguments):
+        if word == "--log" or word.startswith("--log="):
+            again += arguments[place : place + (2 if word == "--log" else 1)]
     form = [word for word in arguments if word == "--json"]
     os.execv(sys.executable, [sys.executable, *python, *form, *again])
 

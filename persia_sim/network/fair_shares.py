@@ -31,6 +31,11 @@ take a flow from each other in turn, since a third one's level is not found yet,
 ever."""
 
 
+MOST_LOOKS = 10_000
+"""A link that is looked at more often after one change never gets its level: better an error than a
+simulation that does not end."""
+
+
 class FairShares:
     """The links whose levels are to be found, and how flows go from one bottleneck to another."""
 
@@ -102,6 +107,8 @@ class FairShares:
             link = heappop(waiting)[-1]
             link.waits = False
             looks[link] = looks.get(link, 0) + 1
+            if looks[link] > MOST_LOOKS:
+                raise RuntimeError(f"shares of link {link.number} are not found at {now_s} s")
             if isinstance(link, Link):
                 self._find_level(link, now_s)
                 settled[link] = None

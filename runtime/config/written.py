@@ -15,6 +15,7 @@ from persia_sim.base.schema import parse
 from runtime.config.train import TrainConfig
 from runtime.embedding.config import TableConfig
 
+_ROWS = "rows."
 _NO_SCHEDULE = {"warmup_steps": 0, "decay": "none", "decay_steps": 10_000, "floor": 0.0}
 TAKEN_OUT: dict[str, tuple[Any, ...]] = {
     "rows.optimizer.schedule": (_NO_SCHEDULE,),
@@ -24,8 +25,8 @@ TAKEN_OUT: dict[str, tuple[Any, ...]] = {
     "engine.dense_sum": ("auto",),
     "engine.loss_scale": (65536.0,),
     "engine.server_threads": (None,),
-    "engine.tensorboard": (True, False),
-    "data.keep": (True, False),
+    "engine.tensorboard": (False,),
+    "data.keep": (True,),
     "rows.capacity.memory_bytes": (None,),
     "rows.admission.kind": ("all", "probability"),
     "rows.admission.sightings": (2,),
@@ -52,17 +53,25 @@ def read_config(path: Path) -> TrainConfig:
 def table_of(document: Any, where: str) -> TableConfig:
     """The table that an export says. Raises ValueError naming ``where``, the option, its value and
     what it may be."""
-    return parse(TableConfig, _as_today(document, "rows."), where)
+    return parse(TableConfig, _as_today(document, _ROWS), where)
 
 
 def _as_today(document: Any, group: str) -> Any:
     """A copy without what was taken out of this group."""
     result = copy.deepcopy(document)
     for path, values in TAKEN_OUT.items():
-        *tables, name = path.removeprefix(group).split(".")
-        inner = result
-        for table in tables:
-            inner = inner.get(table) if isinstance(inner, dict) else None
-        if path.startswith(group) and isinstance(inner, dict) and inner.get(name) in values:
-            inner.pop(name, None)
+        if path.startswith(group):
+            _take_out(result, path.removeprefix(group), values)
+        tables = result.get("tables") if isinstance(result, dict) and not group else None
+        if path.startswith(_ROWS) and isinstance(tables, dict):  # each has the options of rows
+            for table in tables.values():
+                _take_out(table, path.removeprefix(_ROWS), values)
     return result
+
+
+def _take_out(document: Any, path: str, values: tuple[Any, ...]) -> None:
+    *groups, name = path.split(".")
+    for group in groups:
+        document = document.get(group) if isinstance(document, dict) else None
+    if isinstance(document, dict) and document.get(name) in values:
+        document.pop(name, None)

@@ -105,6 +105,15 @@ def test_a_run_that_wrote_an_option_which_was_taken_out_is_read_where_it_is_the_
         read_config(file)
 
 
+def test_what_was_taken_out_of_rows_is_taken_out_of_a_table(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('[tables.user.admission]\nkind = "probability"\nprobability = 0.5\n')
+    assert read_config(file).tables == {"user": {"admission": {"probability": 0.5}}}
+    file.write_text("[tables.user.optimizer]\nmomentum = 0.9\n")
+    with pytest.raises(ValueError, match=r"tables\.user\.optimizer\.momentum is not known"):
+        read_config(file)
+
+
 def test_toml_has_the_same_groups_and_what_it_leaves_out_has_defaults(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('steps = 7\n[sync]\nmode = "hybrid"\ntau = 2\n[rows.optimizer]\nlr = 0.5\n')

@@ -264,6 +264,7 @@ def test_concurrent_curves_read_fresh_tables_with_all_earlier_pushes(engine):
     assert len(exact) > 3 and curve(**fresh) == exact
 
 
+@pytest.mark.law11
 @pytest.mark.parametrize("engine", ["constant_lag", *EVERY_ENGINE])
 def test_a_run_that_was_cut_goes_on_with_the_counters_of_both_groups(engine, tmp_path: Path):
     """Adam's correction counts updates of a group, so a forgotten count shows in the bytes."""

@@ -13,9 +13,6 @@ _Ids = Annotated[
 _Words = Annotated[
     NDArray[numpy.uint32], dict(shape=(None,), order="C", device="cpu", writable=False)
 ]
-_Bytes = Annotated[
-    NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)
-]
 _Rows = Annotated[
     NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu", writable=False)
 ]
