@@ -71,8 +71,8 @@ def sweep_figure(rows: pd.DataFrame) -> Figure:
         show_ticks(axes, "x")
     axes.set(ylim=(len(labels) - 0.3, -0.7), xlabel="AUC gap [$10^{-3}$]")
     figure.suptitle(
-        f"AUC ({rows.task.iloc[0]}, {data}): means of {rows.seeds.max():g} paired seeds, 95 % over"
-        " seeds and test samples",
+        f"Test AUC ({rows.task.iloc[0]}, {data}) minus that of the line in bold\n"
+        f"means of {rows.seeds.max():g} paired seeds, bars 95 % over seeds and test samples",
     )
     return figure
 

@@ -44,14 +44,13 @@ TIMELINE_MODES = ("sync", "lookahead", "hybrid", "async")
 
 @of_tables
 def modes_timeline_figure(rows: pd.DataFrame) -> Figure:
-    """A panel a mode, of its first rank. Bars are stages, their numbers are steps.
+    """A panel a mode, of one rank. Bars are stages, their numbers are steps.
 
     Panels share their axis of time, so that the same steps end earlier in a faster mode. Batches
     that are in flight together lie above each other. A bar that is too narrow or too flat for its
     number has none.
     """
     rows = rows[rows.stage.isin(STAGE_ROWS) & rows["mode"].isin(TIMELINE_MODES)]
-    rows = rows[rows["rank"] == rows["rank"].min()]
     modes = in_order(rows["mode"])
     size = (7.2, 1.1 * len(modes) + 1.1)
     figure, axes = plt.subplots(
@@ -139,7 +138,7 @@ def ablation_figure(rows: pd.DataFrame) -> Figure:
     panels = [panel for _, panel in rows.groupby("where", sort=False)]
     columns = min(PANELS_ACROSS, len(panels))
     lines = -(-len(panels) // columns)
-    size = (7.2, lines * (0.2 * len(variants) + 0.9))
+    size = (7.2, lines * (0.23 * len(variants) + 0.9))
     figure, grid = plt.subplots(lines, columns, figsize=size, sharey=True, squeeze=False)
     for ax, panel in zip(grid.flat, panels, strict=False):
         _rates_of_all_on(ax, panel, variants)
@@ -147,6 +146,10 @@ def ablation_figure(rows: pd.DataFrame) -> Figure:
         ax.set_yticks(range(len(variants)), variants)
     for ax in grid.flat[len(panels) :]:
         ax.remove()
+    figure.suptitle(
+        "What each part of the design is worth: simulated throughput with one of them off\n"
+        "Above a bar: its share of the throughput with all on, and what then holds up the rest",
+    )
     return figure
 
 
@@ -174,7 +177,7 @@ def _rates_of_all_on(ax: Axes, rows: pd.DataFrame, variants: list[str]) -> None:
             0.01 * most,
             place - 0.42,
             f"{share:.2f}  {binds}",
-            fontsize=5.5,
+            fontsize=6.5,
             va="center",
             zorder=5,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.1},
@@ -191,10 +194,6 @@ CLUSTERS = {
     "v100-paper": "paper: 64 V100,\n100 CPU hosts",
     "h100-host": "one host of 8 H100,\nrows on CPU servers",
 }
-
-
-WIDE = 3
-"""A range whose ends differ by more than this factor is told by its lower end, as in texts."""
 
 
 @of_tables
@@ -214,7 +213,7 @@ def which_mode_figure(rows: pd.DataFrame, gaps: pd.DataFrame | None = None) -> F
 
 def _gains(axes: Axes, rows: pd.DataFrame) -> None:
     """A bar is one simulation; across its end lies its range over what is not known. Behind that
-    stands the number of times, or of a wide range its lower end."""
+    stand the ends of the range."""
     rows = rows[rows["mode"].isin(SHOWN)]
     clusters = [*rows.cluster.unique()]
     modes = in_order(rows["mode"])
@@ -230,8 +229,8 @@ def _gains(axes: Axes, rows: pd.DataFrame) -> None:
         axes.barh(at, times, height, label=mode, **looks)
         lines = {"fmt": "none", "ecolor": "black", "elinewidth": 0.8, "capsize": 1.5}
         axes.errorbar(times, at, xerr=np.clip(ends, 0, None), **lines)
-        for y, low, value, end in zip(at, times - ends[0], times, high, strict=True):
-            words = f"{value:.1f}" if end <= WIDE * low else f"at least {low:.1f}"
+        for y, low, end in zip(at, times - ends[0], high, strict=True):
+            words = f"{low:.1f} to {end:.1f}" if low < end else f"{low:g}"
             axes.text(end, y, f" {words}", va="center", fontsize=6)
     names = [CLUSTERS.get(name, name.rpartition("/")[2]) for name in clusters]
     axes.set_yticks(range(len(clusters)), names)

@@ -67,15 +67,17 @@ def scale_model_size_figure(rows: pd.DataFrame) -> Figure:
     ):
         x = np.arange(len(part))
         colors = [look_of(name).color for name in (labels if ax is axes[1] else part.series)]
-        ax.bar(x, part.published / 1e6, 0.6, color=colors, alpha=0.4, label="published")
-        ax.plot(x, part.model / 1e6, "o", color="black", mfc="white", label="simulator (fitted)")
+        ax.bar(x, part.published / 1e6, 0.6, color=colors, alpha=0.4)
+        ax.plot(x, part.model / 1e6, "o", color="black", mfc="white")
         for k, error in zip(x, part.error, strict=True):
             ax.text(k, 0.08, f"{error:+.1%}", ha="center", fontsize=6.5)
         ax.set_xticks(x, labels)
         ax.set_xlabel(title)
         ax.grid(visible=False, axis="x")
     axes[0].set_ylabel("million samples per second")
-    axes[1].legend(loc="upper left")
+    figure.suptitle(
+        "Up to 100 trillion parameters: published (bars), simulated (dots), and the error"
+    )
     return figure
 
 
@@ -97,12 +99,12 @@ def scale_workers_figure(rows: pd.DataFrame) -> Figure:
     for ax, name in zip(axes, DATA_SETS, strict=True):
         _workers_panel(ax, rows[rows.series.str.startswith(name)], name)
     axes[0].set_ylabel("thousand samples per second")
-    # Kwai has modes of one system instead of systems: a legend of its own, below its panel.
-    legend_below(figure, axes[0], ncols=4, loc="outside lower left")
-    axes[3].legend(loc="upper center", bbox_to_anchor=(0.5, -0.24))
+    # Kwai has modes of one system instead of systems: a legend of its own.
+    legend_below(figure, axes[0], loc="outside lower left")
+    legend_below(figure, axes[3], loc="outside lower right")
     figure.suptitle(
-        "lines: simulator (full: constants fitted to the series, dashed: prediction);"
-        " open markers: published; axes logarithmic",
+        "Throughput with more GPUs: published (open markers) and simulated (lines)\n"
+        "full lines: constants fitted to the series; dashed: prediction; axes logarithmic",
     )
     return figure
 
@@ -139,18 +141,18 @@ FILLS = "full", "left", "top", "none", "bottom"
 
 @of_tables
 def predict_published_figure(rows: pd.DataFrame) -> Figure:
-    """Left: each point once, a colour a class of GPU, a marker a framework, the dark band being
-    what one machine differs by from itself. Right: the same points as errors."""
+    """Left: each point once, a colour and a filling a class of GPU, the dark band being what one
+    machine differs by from itself. Right: the same points as errors, a line a framework."""
     rows = rows.dropna(subset=["measured_step_ms"])
     rows = rows.assign(hardware=[hardware_class(name) for name in rows.accelerator])
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.9))
     _steps(left, rows)
     _errors(right, rows)
-    legend_below(figure, left, ncols=4, fontsize=6.5)
+    legend_below(figure, left, ncols=4)
     error = np.expm1(rows.ln_error.abs())
     figure.suptitle(
-        f"{len(rows)} published points, repeats counted: median error"
-        f" {error.median():.1%}, nine in ten below {error.quantile(0.9):.0%}"
+        f"Predicted beside {len(rows)} published points, repeats counted: median error"
+        f" {error.median():.1%},\nnine in ten below {error.quantile(0.9):.0%}"
         " (most constants were fitted to them)",
     )
     return figure
@@ -165,21 +167,19 @@ def hardware_class(accelerator: str) -> str:
     return next((label for word, label in HARDWARE.items() if word in accelerator), "other")
 
 
-def _hardware_looks(rows: pd.DataFrame) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """The look of each class of GPU, a colour and, since some are one grey, how full its markers
-    are; and the marker of each framework."""
+def _hardware_looks(rows: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """The look of each class of GPU: a colour and, as some are one grey, a filled marker."""
     colours = plt.rcParams["axes.prop_cycle"].by_key()["color"]
-    looks = [{"color": c, "fillstyle": f} for c, f in zip(colours, FILLS, strict=False)]
-    frameworks = sorted(rows.framework.unique())
-    return (
-        dict(zip(sorted(rows.hardware.unique()), looks, strict=False)),
-        {name: (MARKERS + "<>p")[k % 11] for k, name in enumerate(frameworks)},
-    )
+    looks = [
+        {"color": c, "marker": m, "fillstyle": f, "linestyle": ""}
+        for c, m, f in zip(colours, MARKERS, FILLS, strict=False)
+    ]
+    return dict(zip(sorted(rows.hardware.unique()), looks, strict=False))
 
 
 def _steps(ax: Axes, rows: pd.DataFrame) -> None:
     # The diagonal, within what one machine differs by from itself.
-    looks, markers = _hardware_looks(rows)
+    looks = _hardware_looks(rows)
     ends = np.array([rows.measured_step_ms.min() / 1.5, rows.measured_step_ms.max() * 1.5])
     ax.plot(ends, ends, color="black", linewidth=0.8)
     wide = f"one machine's own spread, {MACHINE_NOISE:.1%}"
@@ -195,14 +195,9 @@ def _steps(ax: Axes, rows: pd.DataFrame) -> None:
     ):
         label = f"{which} 90 % band, x {band:.2f}"
         ax.fill_between(ends, ends / band, ends * band, color=grey, zorder=-band, label=label)
-    for (framework, hardware), points in rows.groupby(["framework", "hardware"]):
-        ax.plot(
-            points.measured_step_ms,
-            points.predicted_step_ms,
-            markers[framework],
-            label=f"{framework}, {hardware}",
-            **looks[hardware],
-        )
+    for hardware, points in rows.groupby("hardware"):
+        looked = looks[str(hardware)]
+        ax.plot(points.measured_step_ms, points.predicted_step_ms, label=str(hardware), **looked)
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set_xlabel("measured step [ms]")
@@ -212,7 +207,7 @@ def _steps(ax: Axes, rows: pd.DataFrame) -> None:
 def _errors(ax: Axes, rows: pd.DataFrame) -> None:
     """Predicted over measured rate, point by point, a line a framework."""
     # Frameworks by their median error; points of one class of GPU spread over their line.
-    looks, markers = _hardware_looks(rows)
+    looks = _hardware_looks(rows)
     order = rows.groupby("framework").ln_error.apply(lambda e: e.abs().median()).sort_values()
     ax.axvline(1, color="black", linewidth=0.8)
     ax.axvspan(1 / (1 + MACHINE_NOISE), 1 + MACHINE_NOISE, color="0.6")
@@ -220,11 +215,11 @@ def _errors(ax: Axes, rows: pd.DataFrame) -> None:
         of_framework = rows[rows.framework == framework]
         for hardware, points in of_framework.groupby("hardware"):
             offsets = place + np.linspace(-0.25, 0.25, len(points)) * (len(points) > 1)
-            ax.plot(np.exp(points.ln_error), offsets, markers[framework], **looks[str(hardware)])
+            ax.plot(np.exp(points.ln_error), offsets, **looks[str(hardware)])
     names = [f"{name} ({(rows.framework == name).sum()})" for name in order.index]
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.set_xscale("log", base=2)
-    ticks = [0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0]
+    ticks = [0.5, 0.7, 1.0, 1.5, 2.0, 3.0]
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.set_xlabel("predicted over measured samples/s")

@@ -42,7 +42,7 @@ from experiments.lateness.streams import (
     Cell,
     Stream,
 )
-from experiments.search import NO_RATE, Rates, points_of
+from experiments.search import NO_RATE, Rates
 from experiments.statistics import Interval
 
 Line = dict[str, Any]
@@ -311,40 +311,6 @@ def _beside_hybrid(
         terms = study.terms(setting, hybrid, factor=-1.0)
         gap = study.gap(study.terms(setting, cell, rates), terms, task=task)
     return {"hybrid_rows_late": rows_late, **gap_columns(gap, "gap_to_hybrid")}
-
-
-def rate_lines(study: LatenessStudy) -> list[Line]:
-    """Every point of every search, with its gain over sync's rates and both of its errors."""
-    # Every search with every point that it has tried.
-    lines = []
-    for stream in study.streams:
-        for start in stream.starts:
-            search = study.search(stream, start)
-            sync = search.sync()
-            if sync is None:
-                continue
-            for cell in (SYNC, *LATE):
-                tried = search.tried(cell)
-                choice = search.choice(cell)
-                for rates, auc in tried.items():
-                    gain = search.gain(cell, rates, sync)
-                    lines.append(
-                        {
-                            "data": stream.key,
-                            "optimizer_start": start,
-                            "rows_late": cell.rows_late,
-                            "dense_late": cell.dense_late,
-                            "row_lr": rates.row,
-                            "lr": rates.dense,
-                            "seeds": gain.n,
-                            "validation_auc": auc,
-                            **gap_columns(gain, "gain"),
-                            "chosen": choice is not None and rates == choice.rates,
-                            "outcome": "" if choice is None else choice.outcome,
-                            "planned": cell == SYNC or rates in points_of(sync),
-                        }
-                    )
-    return lines
 
 
 def delay_lines(study: LatenessStudy) -> list[Line]:

@@ -41,7 +41,6 @@ from experiments.lateness.table import (
     fresh_lines,
     gap_lines,
     moderator_lines,
-    rate_lines,
     tau_lines,
 )
 from experiments.options import OneOf, PairedSeeds, Parallel, Some, hold
@@ -265,7 +264,6 @@ def tables_of(file: RunsFile, streams: Sequence[Stream]) -> dict[str, list[dict[
         "": gap_lines(study, logs),
         "_moderator": moderator_lines(study, logs),
         "_forest": forest_lines(study),
-        "_rates": rate_lines(study),
         "_delays": delay_lines(study),
         "_hypotheses": hypothesis_lines(study, logs),
         "_tau": tau_lines(study),

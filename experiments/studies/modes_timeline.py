@@ -23,13 +23,11 @@ from persia_sim.engine.simulate import Run, simulate
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 
 MODES = tuple(mode for mode in Mode if not mode.averages_replicas)
-SHOWN_RANKS = 2
 
 
 class Bar(NamedTuple):
-    """One stage of one batch; seconds since any instant."""
+    """One stage of one batch of the first rank; seconds since any instant."""
 
-    rank: int
     step: int
     stage: str
     start_s: float
@@ -38,7 +36,7 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Planned):
-    """A few steps of two ranks in every mode."""
+    """A few steps of one rank in every mode."""
 
     modes: Some[Annotated[str, OneOf(map(str, MODES))]] = tuple(map(str, MODES))
     """Modes that are simulated."""
@@ -52,8 +50,8 @@ class Options(Planned):
     """The simulated cluster."""
     workload: Annotated[str, OneOf(workloads())] = "kwai-video"
     """What it trains."""
-    cluster_ranks: Annotated[int, Within(SHOWN_RANKS, 100_000)] = 16
-    """Its GPUs; two of them are shown."""
+    cluster_ranks: Annotated[int, Within(1, 100_000)] = 16
+    """Its GPUs; one of them is shown."""
 
     def _check(self) -> None:
         hold("steps", self.steps, Within(3 * self.shown + self.window, 100_000))
@@ -97,8 +95,8 @@ def simulated(options: Options, mode: Mode) -> Run:
 def lines_of(options: Options, mode: Mode, of_mode: Run) -> list[dict[str, object]]:
     """Lines of the CSV, from the middle of the run, past its start; the first bar begins at 0."""
     shown = range(options.steps // 2, options.steps // 2 + options.shown)
-    bars = list(bars_of(of_mode, SHOWN_RANKS, shown))
-    step_s = mean_step_s(of_mode.stamps[Mark.START, :SHOWN_RANKS])
+    bars = list(bars_of(of_mode, shown))
+    step_s = mean_step_s(of_mode.stamps[Mark.START, 0])
     zero_s = min(bar.start_s for bar in bars)
     lines: list[dict[str, object]] = []
     for bar in bars:
@@ -108,8 +106,8 @@ def lines_of(options: Options, mode: Mode, of_mode: Run) -> list[dict[str, objec
     return lines
 
 
-def bars_of(run: Run, ranks: int, steps: range) -> Iterator[Bar]:
-    """The first ranks' stages in these steps.
+def bars_of(run: Run, steps: range) -> Iterator[Bar]:
+    """The first rank's stages in these steps.
 
     An all-reduce that overlaps the backward pass begins when every rank has the gradients of the
     first bucket; copies to and from a GPU are left out.
@@ -147,22 +145,21 @@ def bars_of(run: Run, ranks: int, steps: range) -> Iterator[Bar]:
         stages.append((Stage.DENSE_SYNC, summed, at[Mark.UPDATED]))
 
     # A stage without duration has no bar.
-    for rank in range(ranks):
-        for stage, begun, ended in stages:
-            for step in steps:
-                bar = Bar(rank, step, stage, float(begun[rank, step]), float(ended[rank, step]))
-                if bar.end_s > bar.start_s:
-                    yield bar
+    for stage, begun, ended in stages:
+        for step in steps:
+            bar = Bar(step, stage, float(begun[0, step]), float(ended[0, step]))
+            if bar.end_s > bar.start_s:
+                yield bar
 
 
 def mean_step_s(starts: np.ndarray) -> float:
     """Seconds between steps of a rank, without the first third of the run and its last steps.
 
-    ``starts``: [ranks, steps], when each began to compute.
+    ``starts``: [steps], when each began to compute.
 
-    >>> mean_step_s(np.array([[9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 99.0]]))
+    >>> mean_step_s(np.array([9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 99.0]))
     1.0
     """
-    steps = starts.shape[1]
-    inside = starts[:, steps // 3 : steps - steps // 8]
-    return float(np.diff(inside, axis=1).mean())
+    steps = len(starts)
+    inside = starts[steps // 3 : steps - steps // 8]
+    return float(np.diff(inside).mean())

@@ -37,7 +37,7 @@ REFUSED = {
     ],
     "convergence-bound": ["seeds 1", "taus", "alphas", "alphas 0.1", "alphas 1"],
     "scale": ["steps 7", "over gpus"],
-    "modes-timeline": ["steps 9", "shown 65", "cluster-ranks 1"],
+    "modes-timeline": ["steps 9", "shown 65", "cluster-ranks 0"],
     "ablation": ["steps 7", "places"],
     "sharded-map": ["gpus", "batch 63", "steps 7"],
     "fault-drill": ["ranks 9", "servers 9", "patience-s 0", "roles host"],

@@ -26,8 +26,8 @@ from persia_sim.sharded.stages import device_step_s, fits, launched_s, step_s
 from tests.experiments.raw_runs import read_csv
 
 
-def of_step(bars, step, rank=0):
-    return {b.stage: (b.start_s, b.end_s) for b in bars if (b.rank, b.step) == (rank, step)}
+def of_step(bars, step):
+    return {b.stage: (b.start_s, b.end_s) for b in bars if b.step == step}
 
 
 def lasts(bar: tuple[float, float]) -> float:
@@ -38,26 +38,24 @@ def test_in_hybrid_the_all_reduce_begins_inside_the_backward_pass():
     options = modes_timeline.Options(steps=16, shown=2)
     for mode, overlaps in ((Mode.RAW_HYBRID, False), (Mode.HYBRID, True)):
         run = modes_timeline.simulated(options, mode)
-        bars = of_step(modes_timeline.bars_of(run, 2, range(8, 10)), 8)
+        bars = of_step(modes_timeline.bars_of(run, range(8, 10)), 8)
         assert (bars["dense_sync"][0] < bars["backward"][1] - 1e-6) == overlaps
         assert bars["dense_sync"][1] > bars["backward"][1]
         whole_s = run.need.all_reduce_s
         assert lasts(bars["dense_sync"]) >= whole_s - 1e-9
 
 
-def test_the_table_has_the_steps_of_two_ranks_from_the_middle_of_the_run(tmp_path, capsys):
+def test_the_table_has_the_steps_of_one_rank_from_the_middle_of_the_run(tmp_path, capsys):
     options = modes_timeline.Options(
         modes=("sync", "hybrid"), steps=16, shown=2, cluster_ranks=2, out=tmp_path
     )
     modes_timeline.run(options)
     told = capsys.readouterr().out
     rows = read_csv(tmp_path / "modes_timeline.csv")
-    assert {(r["mode"], r["rank"], r["step"]) for r in rows} == set(
-        product(("sync", "hybrid"), "01", "89")
-    )
+    assert {(r["mode"], r["step"]) for r in rows} == set(product(("sync", "hybrid"), "89"))
     for mode in (Mode.SYNC, Mode.HYBRID):
         starts = modes_timeline.simulated(options, mode).stamps[Mark.START]
-        step_s = np.diff(starts[:2, 5:14], axis=1).mean()
+        step_s = np.diff(starts[0, 5:14]).mean()
         own = [r for r in rows if r["mode"] == mode]
         assert float(own[0]["mean_step_s"]) == pytest.approx(step_s, abs=1e-7)
         assert min(float(r["start_s"]) for r in own) == 0

@@ -18,11 +18,10 @@ from tests.paper_figs.read_back import bars, tick_labels, write_table
 def test_a_timeline_has_a_panel_a_mode(tmp_path):
     rows = [
         {
-            "system": "moon", "mode": mode, "rank": rank, "step": step, "stage": stage,
+            "system": "moon", "mode": mode, "step": step, "stage": stage,
             "start_s": start, "end_s": start + 0.002, "mean_step_s": 0.004,
         }
         for mode in ("hybrid", "sync", "raw_hybrid")
-        for rank in (0, 1)
         for step in (3, 4)
         for stage, start in (("lookup", 0.001 * step), ("forward", 0.01 * step))
     ]  # fmt: skip
@@ -31,7 +30,7 @@ def test_a_timeline_has_a_panel_a_mode(tmp_path):
     assert titles == ["sync: 4 ms a step", "hybrid: 4 ms a step"]
     panel = figure.axes[0]
     drawn = [(p.get_x(), p.get_width()) for p in panel.patches]
-    assert len(drawn) == 4, "of one rank"
+    assert len(drawn) == 4
     assert all(width == pytest.approx(2.0) for _, width in drawn), "milliseconds"
     heights = sorted({round(p.get_height(), 6) for p in panel.patches})
     assert heights == [0.45, 0.9], "lookups of 3 and 4 overlap, forwards do not"
@@ -88,7 +87,7 @@ def test_predictions_lie_over_measurements_and_rows_without_one_are_left_out(tmp
 
 
 def test_which_mode_has_the_times_of_sync_and_the_gaps_of_each_window(tmp_path):
-    """A wide range is told by its lower end. The test part of a stream first, then the windows
+    """Each bar has its range in words. The test part of a stream first, then the windows
     before it, the newest first. Other rates, tasks and lateness have no dot."""
     ranges = {
         "sync": (1.0, 1.0, 1.0), "hybrid, tau 8": (8.0, 9.0, 10.0),
@@ -118,7 +117,7 @@ def test_which_mode_has_the_times_of_sync_and_the_gaps_of_each_window(tmp_path):
     tables = write_table(tmp_path / "a.csv", rows), write_table(tmp_path / "b.csv", gaps)
     left, right = which_mode_figure(*tables).axes
     assert [bar.get_width() for bar in left.patches] == [1.0, 3.0, 4.5]
-    assert [text.get_text() for text in left.texts] == [" 1.0", " 3.0", " at least 2.0"]
+    assert [text.get_text() for text in left.texts] == [" 1", " 2.0 to 6.0", " 2.0 to 6.5"]
     ends = [path.vertices[:, 0].tolist() for bar in left.collections for path in bar.get_paths()]
     assert ends == [[1.0, 1.0], [2.0, 6.0], [2.0, 6.5]]
     assert tick_labels(left, "y") == ["moon.toml"] and left.get_xlim()[0] == 0

@@ -13,7 +13,7 @@ from paper_figs.throughput import (
     scale_model_size_figure,
     scale_workers_figure,
 )
-from tests.paper_figs.read_back import bars, legend, tick_labels, write_table
+from tests.paper_figs.read_back import bars, tick_labels, write_table
 
 
 def point(series: str, gpus: int, published: object, model: float, kind="fit", note="", label=""):
@@ -35,7 +35,7 @@ def test_scale_workers_draws_the_model_as_lines_and_the_published_points_as_open
         point("kwai-video async", 8, 40e3, 44e3),
     ]
     figure = scale_workers_figure(write_table(tmp_path / "scale_workers.csv", rows))
-    taobao, avazu, criteo, kwai = figure.axes
+    taobao, avazu, criteo, _ = figure.axes
     model, published = taobao.lines[2:]
     assert published.get_label() == "Persia hybrid"
     assert [*model.get_xdata()] == [2, 8] and [*model.get_ydata()] == [60.0, 170.0]
@@ -55,7 +55,7 @@ def test_scale_workers_draws_the_model_as_lines_and_the_published_points_as_open
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["XDL sync", "Persia hybrid"]
     marks = [handle.get_marker() for handle in figure.legends[0].legend_handles]
     assert marks == [taobao.lines[1].get_marker(), taobao.lines[3].get_marker()], "told in grey"
-    assert legend(kwai) == ["async_averaging"]
+    assert [t.get_text() for t in figure.legends[1].get_texts()] == ["async_averaging"]
     assert taobao.get_xscale() == taobao.get_yscale() == "log"
 
 
@@ -75,9 +75,7 @@ def test_scale_model_size_draws_published_as_bars_and_the_model_as_dots(tmp_path
     assert [*modes.lines[0].get_ydata()] == pytest.approx([1.89, 2.10])
     assert tick_labels(modes) == ["hybrid", "async_averaging"]
     assert sizes.get_ylabel() == "million samples per second"
-    assert sorted(legend(modes)) == ["published", "simulator (fitted)"]
-    handles, labels = modes.get_legend_handles_labels()
-    assert type(handles[labels.index("published")]).__name__ == "BarContainer"
+    assert "published (bars), simulated (dots)" in figure.get_suptitle()
 
 
 def window(workload: str, name: str, value: float, quiet: bool = True) -> dict[str, object]:
