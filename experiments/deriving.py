@@ -27,7 +27,7 @@ def derive_workload(
     `persia_sim.presets.from_file.workload_text` has the file that says the same.
     """
     from runtime.describe_command import Describe, described  # late: torch
-    from runtime.engines.open import source_of
+    from runtime.executors.open import source_of
 
     asked = Describe(scale=scale, batch_per_rank=batch_per_rank, dense_flops=dense_flops)
     return workload_of(described(config, data or source_of(config), asked))

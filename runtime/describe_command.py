@@ -65,7 +65,7 @@ def describe(arguments: list[str]) -> None:
         own = ["--help"]
     asked = read_options(Describe, own, "persia-runtime describe")
     config = read_train(others).run
-    from runtime.engines.open import source_of
+    from runtime.executors.open import source_of
 
     source = source_of(config)
     document = described(config, source, asked)

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from runtime.checkpoint.whole import Checkpoint
     from runtime.data.source import Source
+    from runtime.hosts.resize import WishListener
+    from runtime.hosts.torchrun import Launch
     from runtime.rank.doors import JoinedRank
-    from runtime.resize import WishListener
-    from runtime.torchrun import Launch
 
 RANK_0_TELLS_WITHIN_S = 5.0
 """By then torchrun has ended the ranks that make the same mistake."""
@@ -64,13 +64,13 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
     launch: Launch | None = None
     is_one_of_several = any(name in os.environ for name in COUNTS_OF_PROCESSES)
     if is_one_of_several:
-        from runtime.torchrun import is_rank, launched
+        from runtime.hosts.torchrun import is_rank, launched
 
     # A cluster has one driver, whoever has started it: in a step of Slurm, for one.
     asked = None if is_one_of_several and is_rank() else cluster_asked(arguments)
     if asked is not None:
         try:
-            from runtime.cluster.supervisor import train_on_cluster  # loads torch, and Ray
+            from runtime.hosts.ray.supervisor import train_on_cluster  # loads torch, and Ray
         except ModuleNotFoundError as error:
             if error.name != "ray":
                 raise
@@ -157,7 +157,7 @@ def _train_alone(command: Train, folder: Path, arguments: list[str], ending: End
     listener = None
     listening: AbstractContextManager[None] = nullcontext()
     if command.run.engine.servers and _is_whole_process(arguments):
-        from runtime.resize import WishListener
+        from runtime.hosts.resize import WishListener
 
         listener = WishListener(folder, command.run.engine.servers, ending)
         listening = listener.listening()
@@ -179,7 +179,7 @@ def _go_on_resized(listener: WishListener, folder: Path, arguments: list[str]) -
     """Go on with other servers where the run has ended by somebody's wish for them; at every rank,
     as all know why it has ended."""
     from runtime.checkpoint.places import complete_checkpoints
-    from runtime.resize import servers_wanted_by
+    from runtime.hosts.resize import servers_wanted_by
 
     wanted = servers_wanted_by(listener.ending.why)
     if wanted is None or not complete_checkpoints(folder):  # it had not trained a step yet
@@ -295,9 +295,9 @@ def _train_as_rank(
     command: Train, launch: Launch, folder: Path, arguments: list[str], ending: Ending
 ) -> None:
     """Rank 0 trains as a single process does, and the others follow it."""
-    from runtime.resize import WishListener
+    from runtime.hosts.ranks import follow, joined, meet_as_leader
+    from runtime.hosts.resize import WishListener
     from runtime.run.folder import claimed, wait_until_free
-    from runtime.run.ranks import follow, joined, meet_as_leader
 
     # After a restart of all ranks the run goes on from its newest checkpoint. Rank 0 hears of a
     # wish for other servers, where nobody supervises the run who does.
@@ -361,7 +361,7 @@ def train_in_folder(
     pause = None
     resized = os.environ.pop(_RESIZED, "")
     if resized:
-        from runtime.resize import Pause
+        from runtime.hosts.resize import Pause
 
         pause = Pause.begun_by(resized)
     shown: dict[str, str] = {}  # beside the bar: the recent loss, the AUC of the last evaluation

@@ -392,7 +392,11 @@ def _going_on(config: TrainConfig, typed: Mapping[str, Any], executor: Any) -> T
 def _refuse_other_trace(file: Path, config: TrainConfig, typed: Mapping[str, Any]) -> None:
     """Before any data is read: whether the file is a trace, and of such a run. A replay takes tau
     from it; who types another one is mistaken about the trace."""
-    from runtime.order.replayable import config_facts, load_order, refuse_other_run  # loads torch
+    from runtime.executors.replayable import (  # loads torch
+        config_facts,
+        load_order,
+        refuse_other_run,
+    )
 
     facts = config_facts(config)
     trace = load_order(file, facts)

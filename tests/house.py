@@ -23,11 +23,7 @@ from types import FrameType
 from tests.tree import PACKAGES, ROOT
 
 ANNEXES = (
-    "runtime/engines/wire", "runtime/engines/launch", "runtime/engines/rows",
-    "runtime/engines/pooling", "runtime/engines/loading", "runtime/engines/dense",
-    "runtime/engines/rank_process.py", "runtime/engines/row_processes.py", "runtime/cluster",
-    "runtime/dense/group.py", "runtime/dense/distributed.py", "runtime/dense/replicas.py",
-    "runtime/run/ranks.py", "runtime/torchrun.py", "runtime/resize.py",
+    "runtime/hosts",
     "persia_sim/sharded", "persia_sim/presets/software.py", "persia_sim/cli/sharded.py",
     "persia_sim/cli/size.py", "persia_sim/report/compare.py", "persia_sim/report/sizing.py",
 )  # fmt: skip

@@ -25,11 +25,12 @@ from experiments.__main__ import BENCHES, STUDIES, module_of
 from experiments.study_file import read_study
 from persia_sim.base.command_line import options_of as options_of_record
 from persia_sim.cli.example import write_examples
-from runtime import model_commands, resize, train_options
+from runtime import model_commands, train_options
 from runtime.config import TrainConfig, read_config
 from runtime.data import download
 from runtime.data.schema import read_schema
-from runtime.engines.launch import hosts
+from runtime.hosts import resize
+from runtime.hosts.launch import hosts
 from tests.conftest import LAWS
 from tests.tree import PACKAGES, ROOT
 

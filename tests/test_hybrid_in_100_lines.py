@@ -16,7 +16,7 @@ from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import updates_missed
 from runtime.config import DataConfig, EngineConfig, SyncConfig, read_config
 from runtime.data.batch import Batch
-from runtime.engines.open import source_of
+from runtime.executors.open import source_of
 from runtime.rank.parts import assemble
 from runtime.run.evaluate import threads_of
 from runtime.run.session import train

@@ -17,10 +17,10 @@ from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.engine.simulate import simulate
 from runtime.config import SyncConfig
-from runtime.engines.open import assemble_for
-from runtime.engines.threads import ConcurrentRun
-from runtime.order.constant_lag import ConstantLagRun
-from runtime.order.executor import OrderedRun
+from runtime.executors.constant_lag import ConstantLagRun
+from runtime.executors.given_order import OrderedRun
+from runtime.executors.open import assemble_for
+from runtime.executors.threads import ConcurrentRun
 from runtime.run.session import train
 from tests.house import questions_for_the_name_of_a_mode
 from tests.persia_sim.sim_configurations import small_scenario
@@ -90,7 +90,7 @@ def test_an_engine_carries_fresh_tables_out_or_refuses_them(mode, engine):
     """Never silently as late ones."""
     assert mode.rules_with(True) in FRESH_TABLES
     if engine == "processes":
-        place = "runtime.engines.row_processes.CARRIES"
+        place = "runtime.hosts.row_processes.CARRIES"
         with patch(place, {mode.rules}), pytest.raises(ValueError, match="servers as processes"):
             parts(mode, fresh=("all",), executor="concurrent", servers=1)
         return

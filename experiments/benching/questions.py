@@ -91,7 +91,7 @@ class Transport:
     def __init__(self, options: Any) -> None:
         import torch
 
-        from runtime.engines.open import assemble_for
+        from runtime.executors.open import assemble_for
 
         # Goals are those of the transport that is measured.
         torch.set_num_threads(options.threads)
@@ -138,7 +138,7 @@ class Lookups:
     """Seconds of a lookup: of one server over a link, and of one in this process."""
 
     def __init__(self, options: Any) -> None:
-        from runtime.engines.open import assemble_for
+        from runtime.executors.open import assemble_for
 
         # Each size of batch, with rows in processes and here; first the bytes that must travel.
         self._options = options

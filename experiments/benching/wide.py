@@ -122,7 +122,7 @@ def full_store(
 
 def concurrent_samples_per_s(parts: Any, source: Any, skip: int) -> float:
     """One window of the concurrent executor over rows that may be there already."""
-    from runtime.engines.threads import ConcurrentRun
+    from runtime.executors.threads import ConcurrentRun
 
     again = parts.again(source)
     again.meter.start()

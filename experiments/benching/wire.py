@@ -130,9 +130,9 @@ class WireBesideLaw:
     def _step_s(self, case: WireCase) -> float:
         """Seconds a step of one short run, after its first third."""
         from persia_sim.base.staleness import staleness_in_steps
-        from runtime.engines.open import assemble_for
-        from runtime.engines.threads import ConcurrentRun
-        from runtime.order.merge_recordings import merged_trace
+        from runtime.executors.merge_recordings import merged_trace
+        from runtime.executors.open import assemble_for
+        from runtime.executors.threads import ConcurrentRun
         from runtime.rank.parts import assemble
 
         config = self._config(case)
@@ -193,7 +193,7 @@ def _machine() -> str:
 @functools.cache
 def _host() -> tuple[tuple[str, ...], Path]:
     """Where servers start that are reached over TCP, in this process; and its secret."""
-    from runtime.engines.launch.hosts import ProcessHost, read_secret
+    from runtime.hosts.launch.hosts import ProcessHost, read_secret
 
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)

@@ -93,7 +93,7 @@ class Budget:
 def log_of(options: Any) -> Log:
     """The log that the options name, counted, and how fast it trains; prints what it is. Raises
     ValueError for options that give one several values."""
-    from runtime.engines.open import source_of  # late: a second
+    from runtime.executors.open import source_of  # late: a second
 
     typed = typed_values(options.set)
     for name, values in typed.items():

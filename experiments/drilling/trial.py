@@ -90,9 +90,9 @@ def samples_applied(values: np.ndarray) -> np.ndarray:
 
 
 ROLES = {
-    "server": "runtime.engines.rows.server_process",
-    "worker": "runtime.engines.pooling.worker_process",
-    "loader": "runtime.engines.loading.loader_process",
+    "server": "runtime.hosts.rows.server_process",
+    "worker": "runtime.hosts.pooling.worker_process",
+    "loader": "runtime.hosts.loading.loader_process",
 }
 """Role -> the module that its process runs; the rest are the launcher and its ranks."""
 

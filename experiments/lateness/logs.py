@@ -58,7 +58,7 @@ def sample_of_each_id(batch: Batch) -> np.ndarray:
 
 def bursts_of(config: TrainConfig) -> Bursts:
     """The bursts of a run's training samples, in the order in which it trains them."""
-    from runtime.engines.open import source_of  # late: seconds to import
+    from runtime.executors.open import source_of  # late: seconds to import
     from runtime.rank.feed import training_stream
 
     # Every id with the update that reads it, in the order of training.
@@ -89,8 +89,8 @@ def bursts_of(config: TrainConfig) -> Bursts:
 def mean_square_gradient(config: TrainConfig) -> float:
     """Mean squared gradient of a row, per element, over the row updates of the first
     `GRADIENT_UPDATES` updates of sync: what row-wise Adagrad adds to its accumulator each time."""
-    from runtime.engines.open import source_of  # late: seconds to import
-    from runtime.order.executor import OrderedRun, constant_lag_order
+    from runtime.executors.given_order import OrderedRun, constant_lag_order
+    from runtime.executors.open import source_of  # late: seconds to import
     from runtime.rank.feed import training_stream
     from runtime.rank.parts import assemble
 

@@ -227,7 +227,7 @@ def _short_runs(runs: Sequence[list[Run]]) -> str:
 def in_windows(lines: Sequence[Line], windows: int) -> tuple[Line, ...]:
     """Each line in each window: trained on the rows before it, and judged on it, the last of the
     data then."""
-    from runtime.engines.open import source_of  # late: a second to import
+    from runtime.executors.open import source_of  # late: a second to import
 
     rows_of: dict[str, int] = {}
     result = []

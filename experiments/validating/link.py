@@ -178,7 +178,7 @@ def _take(sock: socket.socket, size: int) -> None:
 
 def other_host() -> None:
     """Serve runs, and control transfers: the body of the process of the other host."""
-    from runtime.engines.launch.hosts import run
+    from runtime.hosts.launch.hosts import run
 
     die_with_the_parent()
     print("here", flush=True)

@@ -89,7 +89,7 @@ def run_case(case: Case, steps: int, link: Apart | None = None) -> MeasuredRun:
 def _run_beside(case: Case, steps: int) -> MeasuredRun:
     """One run, while the case's other copies train in threads of this process: of twice as many
     steps, so that they last for as long as it does."""
-    from runtime.engines.threads import ConcurrentRun
+    from runtime.executors.threads import ConcurrentRun
 
     alone = replace(case, copies=1)
     others = [_assembled(alone, 2 * steps, {}) for _ in range(case.copies - 1)]
@@ -111,7 +111,7 @@ def _where(link: Apart | None) -> dict[str, Any]:
 def _assembled(case: Case, steps: int, where: dict[str, Any], wire: Wire | None = None) -> Parts:
     import torch
 
-    from runtime.engines.open import assemble_for
+    from runtime.executors.open import assemble_for
     from runtime.rank.parts import assemble
 
     torch.set_num_threads(1)
@@ -130,8 +130,8 @@ def _run_case(case: Case, steps: int, link: Apart | None) -> MeasuredRun:
 
 
 def _run_over(wire: Wire | None, case: Case, steps: int, link: Apart | None) -> MeasuredRun:
-    from runtime.engines.threads import ConcurrentRun
-    from runtime.order.merge_recordings import merged_trace
+    from runtime.executors.merge_recordings import merged_trace
+    from runtime.executors.threads import ConcurrentRun
 
     # The link at the case's rate, which a plain transfer checks.
     spans = TimedSpans()

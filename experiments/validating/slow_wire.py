@@ -22,9 +22,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runtime.engines.launch.processes import Address
-from runtime.engines.wire.peers import at_port, host_and_port
-from runtime.engines.wire.tls import TLS
+from runtime.hosts.launch.processes import Address
+from runtime.hosts.wire.peers import at_port, host_and_port
+from runtime.hosts.wire.tls import TLS
 
 if TYPE_CHECKING:
     from runtime.config import TrainConfig
@@ -59,7 +59,7 @@ def rows_behind(wire: Wire) -> OpenRows:
     or a worker that is near to these."""
 
     def open_rows(config: TrainConfig, layout: Any, tables: Any, _: Any, stop: Any) -> Any:
-        from runtime.engines.row_processes import RowProcesses, worker_of
+        from runtime.hosts.row_processes import RowProcesses, worker_of
 
         processes = RowProcesses(config, layout, tables)
         *near, far = processes.addresses

@@ -138,8 +138,8 @@ def left_out(error: ModuleNotFoundError) -> str | None:
     """What to say where a part of this project was left out of this copy of it, as annexes may be;
     None where another module is not there.
 
-    >>> left_out(ModuleNotFoundError(name="runtime.cluster"))
-    'this needs runtime.cluster, which this copy of the project was made without: install all of it'
+    >>> left_out(ModuleNotFoundError(name="runtime.hosts"))
+    'this needs runtime.hosts, which this copy of the project was made without: install all of it'
     >>> left_out(ModuleNotFoundError(name="ray"))
     """
     if str(error.name).partition(".")[0] not in OURS:

@@ -141,7 +141,7 @@ def heads_taken_over(before: Mapping[str, Any], now: Provenance) -> list[str]:
 def refuse_other_data(before: Mapping[str, Any], now: Provenance) -> None:
     """Raise ValueError when a run would go on with other data than it began with.
 
-    ``before`` are the facts of the run, as `runtime.order.replayable.trace_meta` has them. The
+    ``before`` are the facts of the run, as `runtime.executors.replayable.trace_meta` has them. The
     split is among them: a row that has trained must not test, and none trains twice.
     """
     known = str(before["data_sha256"])

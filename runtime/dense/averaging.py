@@ -1,6 +1,6 @@
 """async_averaging: replicas that rounds move towards their mean, among threads or in a given order.
 
-Among processes `runtime.dense.replicas` does it.
+Among processes `runtime.hosts.dense.replicas` does it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The rules of the dense weights, each written once: whoever carries one out imports it from here.
 
-Gradients come from threads (`SharedWeights`), from processes (`distributed`, and the engine of
-processes) or in a given order, one instant after the other (`runtime.order.executor`). Averaging
-has a file of its own.
+Gradients come from threads (`SharedWeights`), from processes (`runtime.hosts.dense`) or in a given
+order, one instant after the other (`runtime.executors.given_order`). Averaging has a file of its
+own.
 """
 
 from __future__ import annotations

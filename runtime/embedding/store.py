@@ -1,7 +1,7 @@
 """The interface of an embedding store, whether its servers are objects here or processes elsewhere.
 
 Rows of this process: `ShardedStore` (plain loops over servers), with rows in C++: `NativeStore`.
-Rows of server processes: `RemoteStore` in `runtime.engines`.
+Rows of server processes: `RemoteStore` in `runtime.hosts`.
 """
 
 from __future__ import annotations

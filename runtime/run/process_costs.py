@@ -22,7 +22,7 @@ from runtime.data.batch import Batch, Layout
 from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.native.plan import Pooling
 from runtime.embedding.store import EmbeddingStore
-from runtime.engines.open import rows_of
+from runtime.executors.open import rows_of
 from runtime.process import enter_process, fork_server
 from runtime.rank.parts import tables_of
 from runtime.run.laws import Measurement, median_of

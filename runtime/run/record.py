@@ -18,7 +18,7 @@ from runtime.checkpoint.places import complete_checkpoints, remove_run_file, sen
 from runtime.checkpoint.whole import Checkpoint, best
 from runtime.config import TrainConfig, read_config
 from runtime.data.source import Provenance, Source, refuse_other_data
-from runtime.engines.open import opened
+from runtime.executors.open import opened
 from runtime.object_store import address_of, named_as
 from runtime.rank.progress import BlockMeans, OnFigures
 from runtime.run.evaluate import best_reachable_auc

@@ -2,9 +2,10 @@
 
 `train` puts the parts of a run together (`runtime.rank.parts`), trains them and judges the model
 (`runtime.run.evaluate`, `scores`). Training goes leg by leg, with a checkpoint between two legs
-(`runtime.run.training`, `saver`); a leg is the work of an executor: `runtime.order.constant_lag`,
-where one thread does all in turn, or `runtime.engines.threads`. The run folder around all of it is
-written by `runtime.run.record`, and how a run is gone on from stands in `saver`, too.
+(`runtime.run.training`, `saver`); a leg is the work of an executor:
+`runtime.executors.constant_lag`, where one thread does all in turn, or `runtime.executors.threads`.
+The run folder around all of it is written by `runtime.run.record`, and how a run is gone on from
+stands in `saver`, too.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from runtime.data.source import Source, heads_taken_over, refuse_other_columns, 
 from runtime.dense.buckets import gathers
 from runtime.embedding.config import TableConfig
 from runtime.embedding.store import EmbeddingStore
-from runtime.engines.open import assemble_for, source_of
-from runtime.files import digest_of
-from runtime.object_store import address_of
-from runtime.order.executor import OrderedRun
-from runtime.order.merge_recordings import merged_trace
-from runtime.order.replayable import (
+from runtime.executors.given_order import OrderedRun
+from runtime.executors.merge_recordings import merged_trace
+from runtime.executors.open import assemble_for, source_of
+from runtime.executors.replayable import (
     load_order,
     refuse_cut_short,
     refuse_other_run,
     trace_meta,
 )
+from runtime.files import digest_of
+from runtime.object_store import address_of
 from runtime.process import flushing_denormals
 from runtime.rank.parts import FUSED, Parts
 from runtime.rank.progress import OnFigures, SpanRecorder, bound_by

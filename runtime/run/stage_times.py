@@ -23,7 +23,7 @@ from persia_sim.base.vocabulary import Stage
 from runtime.data.batch import Batch
 from runtime.data.source import Part, Source
 from runtime.embedding.server import READ, REFRESH, UPDATE
-from runtime.engines.threads import ConcurrentRun
+from runtime.executors.threads import ConcurrentRun
 from runtime.rank.parts import Parts
 from runtime.rank.progress import SpanRecorder
 

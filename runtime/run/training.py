@@ -22,11 +22,11 @@ from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values
 from runtime.checkpoint.whole import Checkpoint, RunState
 from runtime.config import TrainConfig
 from runtime.dense.state import drain_into, load_generators, load_model
-from runtime.engines.threads import ConcurrentRun
-from runtime.order.constant_lag import CARRIES, ConstantLagRun
-from runtime.order.executor import OrderedRun
-from runtime.order.merge_recordings import merged_trace
-from runtime.order.replayable import other_facts
+from runtime.executors.constant_lag import CARRIES, ConstantLagRun
+from runtime.executors.given_order import OrderedRun
+from runtime.executors.merge_recordings import merged_trace
+from runtime.executors.replayable import other_facts
+from runtime.executors.threads import ConcurrentRun
 from runtime.rank.parts import Parts, server_rules
 from runtime.rank.progress import Evaluate, OnFigures
 from runtime.run.figures import Figures, History

@@ -55,7 +55,7 @@ from runtime.config import (
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.run.record import run_into
 from tests.experiments.raw_runs import read_csv
-from tests.runtime.engines import namespaces
+from tests.runtime.hosts import namespaces
 
 STEPS = 12
 
@@ -123,7 +123,7 @@ def test_a_push_that_was_applied_in_part_is_refused():
 
 
 def test_roles_are_read_from_what_processes_run():
-    module = "runtime.engines.loading.loader_process"
+    module = "runtime.hosts.loading.loader_process"
     script = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c',"
     script += f" 'import time; time.sleep(60)', {module!r}]).pid, flush=True); input()"
     launcher = subprocess.Popen(

@@ -51,8 +51,8 @@ from paper_figs.lateness import lateness_figure
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
-from runtime.engines.open import source_of
-from runtime.order.executor import OrderedRun, constant_lag_order
+from runtime.executors.given_order import OrderedRun, constant_lag_order
+from runtime.executors.open import source_of
 from runtime.rank.parts import assemble
 from tests.experiments.test_lateness import Pretended
 

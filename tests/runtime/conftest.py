@@ -14,7 +14,7 @@ from runtime.__main__ import main
 def _servers_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever compares runs keeps their stores open."""
     try:
-        from runtime.engines.rows.remote_store import RemoteStore
+        from runtime.hosts.rows.remote_store import RemoteStore
     except ModuleNotFoundError:  # where the annexes are left out (tests/test_annexes.py)
         yield
         return

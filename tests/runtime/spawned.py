@@ -20,7 +20,7 @@ from experiments.sweeping import PRELOADED
 from runtime.__main__ import run
 
 FORK = get_context("forkserver")
-FORK.set_forkserver_preload([*PRELOADED, "runtime.run.ranks"])
+FORK.set_forkserver_preload([*PRELOADED, "runtime.hosts.ranks"])
 
 Body = Callable[[int, int, dist.Store, Path], None]
 """Given rank, ranks, the store of all ranks, and a folder for what it finds."""

@@ -27,7 +27,7 @@ from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.embedding.config import Capacity, TableConfig
 from runtime.embedding.native.store import NativeStore
-from runtime.engines.open import source_of
+from runtime.executors.open import source_of
 from runtime.files import BrokenFileError
 from runtime.rank.progress import Meter
 from runtime.run.evaluate import HeldOut, evaluate

@@ -81,7 +81,7 @@ def mark():
 @pytest.fixture(scope="module")
 def cluster(mark):
     pytest.importorskip("ray", reason="Ray is not installed (the extra `cluster`)")
-    from runtime.cluster.room import local_nodes
+    from runtime.hosts.ray.room import local_nodes
 
     with ExitStack() as ends:
         try:
@@ -476,7 +476,7 @@ def test_servers_and_workers_are_where_nodes_offer_to_have_them(cluster, tmp_pat
 
 def test_an_exit_code_of_a_rank_is_that_of_the_command():
     pytest.importorskip("ray", reason="Ray is not installed (the extra `cluster`)")
-    from runtime.cluster.actors import RankExit
+    from runtime.hosts.ray.actors import RankExit
 
     for code in (2, NOT_STORED):
 

@@ -37,6 +37,6 @@ def test_servers_that_are_there_are_not_for_a_cluster():
 
 def test_without_ray_a_sentence_says_what_to_install(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    for module in [name for name in sys.modules if name.startswith("runtime.cluster")]:
+    for module in [name for name in sys.modules if name.startswith("runtime.hosts.ray")]:
         monkeypatch.delitem(sys.modules, module)
     assert "pip install 'persia-testbed[cluster]'" in refused("train", "--ray", "local:2")

@@ -26,10 +26,10 @@ from persia_sim.base.vocabulary import Mode
 from runtime import train_command
 from runtime.__main__ import main
 from runtime.config import SyncConfig, TrainConfig
+from runtime.executors.replayable import config_facts
 from runtime.guarded import NOT_STORED
-from runtime.order.replayable import config_facts
+from runtime.hosts.torchrun import launched
 from runtime.run.folder import claimed, plain
-from runtime.torchrun import launched
 from runtime.train_options import COMMON, read_train
 
 ABSURD = st.sampled_from(["inf", "-inf", "nan", "1e400", "-1", "x", "", "1e12", str(10**30)])
@@ -323,7 +323,7 @@ def test_a_mistake_that_all_ranks_make_is_said_by_rank_0(rank, monkeypatch, caps
         train_command.time, "sleep", lambda s: said_before.append(capsys.readouterr().err)
     )
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    monkeypatch.setattr("runtime.torchrun.launched", lambda: launched(place))
+    monkeypatch.setattr("runtime.hosts.torchrun.launched", lambda: launched(place))
     assert main(["train", "--mode", "sync", "--tau", "3"]) == 2
     assert said_before == ([""] if rank else [])
     assert "tau is not used by mode sync" in capsys.readouterr().err

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from persia_sim.base.vocabulary import Mode
-from runtime.engines.open import assemble_for
-from runtime.order.constant_lag import ConstantLagRun
-from runtime.order.executor import constant_lag_order
+from runtime.executors.constant_lag import ConstantLagRun
+from runtime.executors.given_order import constant_lag_order
+from runtime.executors.open import assemble_for
 from runtime.run.training import open_executor
 from tests.runtime.worlds import ArraySource, TwoTables, assert_same_bytes, config, run
 

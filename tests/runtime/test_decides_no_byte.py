@@ -1,5 +1,5 @@
 """Options that a replay may have otherwise than its trace: the bytes are those of the recorded run,
-whatever they are. The table of them (`runtime/order/replayable.toml`) is not believed here."""
+whatever they are. The table of them (`runtime/executors/replayable.toml`) is not believed here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from persia_sim.base.rules import Refused
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import DataConfig, TrainConfig
-from runtime.order.replayable import DECIDES_NO_BYTE
+from runtime.executors.replayable import DECIDES_NO_BYTE
 from runtime.run.saver import Saving
 from runtime.run.session import Outcome, train
 from tests.experiments.clicks import clicks_file

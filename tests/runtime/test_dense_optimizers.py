@@ -179,7 +179,7 @@ def test_a_run_imports_neither_torchs_compiler_nor_sklearn_nor_the_simulators_en
         "data = DataConfig(name='synthetic', rows=256)\n"
         "found = train(TrainConfig(data=data, evaluation=EvaluationConfig(test_rows=512)))\n"
         "assert found.figures.updates == 2\n"
-        "import runtime.engines.threads, runtime.run.record\n"
+        "import runtime.executors.threads, runtime.run.record\n"
         "late = {'torch._dynamo', 'sympy', 'sklearn', 'pandas', 'simpy'}\n"
         "print(sorted(late & set(sys.modules)))\n"
     )

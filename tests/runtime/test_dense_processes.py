@@ -23,26 +23,26 @@ from torch import Tensor, nn
 from persia_sim.base.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.dense import averaging, buckets, loss_scale
-from runtime.dense import group as group_module
 from runtime.dense.averaging import AveragingRound, mean_model
-from runtime.dense.distributed import DistributedWeights, ProcessAllReduce
-from runtime.dense.group import RankGroup
 from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import FunctionalOptimizer
-from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
-from runtime.engines.dense.async_weights import (
+from runtime.hosts.dense import group as group_module
+from runtime.hosts.dense.async_weights import (
     DenseServer,
     RemoteWeights,
     arrays_of,
     gradients_in,
     tensors_in,
 )
-from runtime.engines.launch.processes import Address
-from runtime.engines.wire.channel import Channel
-from runtime.engines.wire.peers import listen
+from runtime.hosts.dense.distributed import DistributedWeights, ProcessAllReduce
+from runtime.hosts.dense.group import RankGroup
+from runtime.hosts.dense.replicas import DistributedReplicas
+from runtime.hosts.launch.processes import Address
+from runtime.hosts.wire.channel import Channel
+from runtime.hosts.wire.peers import listen
 from runtime.stop import PeerError, RunStopped, Stop
-from tests.runtime.engines.test_faults import in_thread
+from tests.runtime.hosts.test_faults import in_thread
 from tests.runtime.spawned import Processes
 
 RANKS, STEPS = 3, 7

@@ -17,7 +17,7 @@ from runtime.checkpoint import whole
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import DataConfig
-from runtime.engines.open import assemble_for
+from runtime.executors.open import assemble_for
 from runtime.rank.stages import Team
 from runtime.run.record import run_into
 from runtime.run.saver import Saving

@@ -15,7 +15,7 @@ from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig
 from runtime.data.batch import Batch
 from runtime.embedding.batch_rows import Handle
 from runtime.embedding.config import HashStack
-from runtime.order.executor import OrderedRun, constant_lag_order
+from runtime.executors.given_order import OrderedRun, constant_lag_order
 from runtime.rank.parts import assemble
 from runtime.run import evaluate as evaluate_module
 from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, row_share_lines

@@ -8,9 +8,9 @@ import pytest
 
 from persia_sim.base.vocabulary import Mode
 from runtime.dense.optimizer import FunctionalOptimizer
-from runtime.engines.threads import ConcurrentRun
+from runtime.executors.threads import ConcurrentRun
 from runtime.rank.parts import assemble
-from tests.runtime.engines.test_faults import in_thread
+from tests.runtime.hosts.test_faults import in_thread
 from tests.runtime.worlds import ArraySource, config
 
 SOURCE = ArraySource(300)

@@ -12,7 +12,7 @@ import pytest
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig
 from runtime.data.fingerprints import fingerprints
-from runtime.engines.loading.loaded_source import TOGETHER
+from runtime.hosts.loading.loaded_source import TOGETHER
 from runtime.rank import feed as feed_module
 from runtime.rank.feed import Feed, TrainedRows, training_stream
 from runtime.rank.learner import Learner

@@ -14,7 +14,7 @@ from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.base.vocabulary import Mode
 from runtime.data.source import rebatch
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
-from runtime.engines.threads import ConcurrentRun
+from runtime.executors.threads import ConcurrentRun
 from runtime.rank.parts import assemble
 from runtime.run.session import train
 from tests.runtime.worlds import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime import __main__ as commands
-from runtime.engines.wire import segments
+from runtime.hosts.wire import segments
 from tests.runtime.worlds import on_engine
 
 WORDS = "--data.name synthetic --data.rows 600 --steps 4 --batch 64 --test-rows 100 --ranks 2"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig
 from runtime.data.source import rebatch
-from runtime.engines.rank_process import LegWatch
+from runtime.hosts.rank_process import LegWatch
 from runtime.rank.feed import Feed, StepEnds, stream_from, training_stream
 from runtime.rank.progress import Thinned
 from runtime.stop import Stop

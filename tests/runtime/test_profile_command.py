@@ -26,7 +26,7 @@ from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.open import open_source
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.store import use_threads
-from runtime.engines.threads import ConcurrentRun
+from runtime.executors.threads import ConcurrentRun
 from runtime.model_commands import describe_profile
 from runtime.rank import learner as learner_module
 from runtime.rank.parts import assemble

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from runtime.__main__ import main
+from runtime.hosts.resize import WISH, Pause, WishListener, taken
 from runtime.inference import open_model
-from runtime.resize import WISH, Pause, WishListener, taken
 from runtime.stop import Ending
 
 SLOW = """
@@ -125,7 +125,7 @@ def test_a_run_is_asked_to_end_when_a_wish_is_taken(tmp_path, capsys):
 
 
 def test_where_nobody_listens_it_is_said(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("runtime.resize.TAKEN_WITHIN_S", 0.2)
+    monkeypatch.setattr("runtime.hosts.resize.TAKEN_WITHIN_S", 0.2)
     assert main(["resize", str(tmp_path), "--servers", "5"]) == 2
     assert "is no run that is under way" in capsys.readouterr().err
     for content in ("", "5", '{"engine": 5}', '{"engine": ["servers"]}'):

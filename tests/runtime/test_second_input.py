@@ -12,7 +12,7 @@ import torch
 from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.embedding.config import HashStack
-from runtime.engines.threads import ConcurrentRun
+from runtime.executors.threads import ConcurrentRun
 from runtime.inference import open_model
 from runtime.rank import learner as learner_module
 from runtime.rank.learner import NonFiniteError

@@ -25,12 +25,12 @@ from runtime.config.train import Schedule
 from runtime.dense import averaging
 from runtime.dense.averaging import AveragedReplicas, TimedAveraging
 from runtime.dense.optimizer import FunctionalOptimizer, make_optimizer
-from runtime.dense.replicas import DistributedReplicas
 from runtime.dense.rules import StepGradients
 from runtime.dense.state import DenseState
-from runtime.engines.open import assemble_for
-from runtime.engines.rank_process import ProcessRank
-from runtime.order.replayable import trace_meta
+from runtime.executors.open import assemble_for
+from runtime.executors.replayable import trace_meta
+from runtime.hosts.dense.replicas import DistributedReplicas
+from runtime.hosts.rank_process import GroupedRank
 from runtime.run.saver import Saving
 from runtime.run.session import train
 from runtime.run.training import Training
@@ -292,7 +292,7 @@ def test_a_round_that_some_have_not_entered_is_given_up_and_the_next_is_of_new_w
 # What rank 0 hears of the others at the end of a leg.
 
 
-def process_rank(rank: int, heard: Callable[[str], list[str]]) -> tuple[ProcessRank, Any]:
+def process_rank(rank: int, heard: Callable[[str], list[str]]) -> tuple[GroupedRank, Any]:
     group = SimpleNamespace(
         rank=rank, ranks=3, status="", legs_ended=0, gather=lambda what, text: heard(text)
     )
@@ -302,7 +302,7 @@ def process_rank(rank: int, heard: Callable[[str], list[str]]) -> tuple[ProcessR
         worker=SimpleNamespace(row_gradient_seen=False),
         spans=SimpleNamespace(seconds={}, paused_s={}), store=SimpleNamespace(waited_s={}),
     )  # fmt: skip
-    return ProcessRank(group), parts
+    return GroupedRank(group), parts
 
 
 def words(**changes: Any) -> str:

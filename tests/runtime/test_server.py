@@ -20,11 +20,11 @@ from runtime.embedding.config import Admission, Capacity, RowOptimizer, TableCon
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
-from runtime.engines.wire.coroutines import LoopCondition
+from runtime.hosts.wire.coroutines import LoopCondition
 from runtime.rank.parts import server_rules
 from runtime.stop import Turns
-from tests.runtime.engines.served import LAYOUT, SGD, batch_of, ones
-from tests.runtime.engines.test_faults import in_thread, until
+from tests.runtime.hosts.served import LAYOUT, SGD, batch_of, ones
+from tests.runtime.hosts.test_faults import in_thread, until
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 SOURCE = ArraySource(300)

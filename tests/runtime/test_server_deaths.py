@@ -24,11 +24,11 @@ from runtime.checkpoint.places import complete_checkpoints, folder_of
 from runtime.checkpoint.shard import ShardManifest
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.embedding.server_rules import ServerRules
-from runtime.engines import row_processes
+from runtime.hosts import row_processes
 from runtime.rank.stages import Computed, RankStages
 from runtime.run.saver import RunFailover
 from runtime.stop import Ending, PeerError, Terminated
-from tests.runtime.engines.served import kill_as_it_writes
+from tests.runtime.hosts.served import kill_as_it_writes
 from tests.runtime.spawned import Command
 
 STEPS = 60

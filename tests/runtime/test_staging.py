@@ -23,8 +23,8 @@ from runtime.config import ModelConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.source import rebatch
 from runtime.embedding.batch_rows import FieldVectors
-from runtime.engines import threads as threads_module
-from runtime.engines.threads import ConcurrentRun
+from runtime.executors import threads as threads_module
+from runtime.executors.threads import ConcurrentRun
 from runtime.models.inputs import Embeddings
 from runtime.rank import learner as learner_module
 from runtime.rank.learner import LateLoss, NonFiniteError

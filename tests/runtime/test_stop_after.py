@@ -20,7 +20,7 @@ from runtime.config import (
     TrainConfig,
     read_config,
 )
-from runtime.engines.open import source_of
+from runtime.executors.open import source_of
 from runtime.models.networks import FeedForward
 from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import Line, read_metrics

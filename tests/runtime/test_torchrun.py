@@ -18,8 +18,8 @@ from persia_sim.base.trace import Trace
 from runtime import __main__ as commands
 from runtime import train_options
 from runtime.guarded import guarded
+from runtime.hosts.torchrun import Launch, device_of, launched, started_s
 from runtime.stop import Interrupted
-from runtime.torchrun import Launch, device_of, launched, started_s
 from tests.runtime.spawned import Command
 
 ENVIRONMENT = {
@@ -258,9 +258,9 @@ PARTS = """
 import os, signal
 from pathlib import Path
 from runtime.models.networks import FeedForward as Net
-from runtime.engines.rank_process import ProcessRank
+from runtime.hosts.rank_process import GroupedRank
 
-close, killed = ProcessRank.close, Path(os.environ["RUN"] + ".killed")
+close, killed = GroupedRank.close, Path(os.environ["RUN"] + ".killed")
 
 def closed(rank):
     if not rank.leads and not killed.exists():
@@ -270,7 +270,7 @@ def closed(rank):
         os.kill(os.getpid(), signal.SIGKILL)
     close(rank)
 
-ProcessRank.close = closed
+GroupedRank.close = closed
 """
 
 

@@ -32,10 +32,10 @@ from runtime.config import (
 from runtime.dense.averaging import AveragingRound
 from runtime.dense.rules import AsyncRule, StepGradients
 from runtime.embedding.config import RowOptimizer
-from runtime.engines.dense.async_weights import DenseServer, RemoteWeights
-from runtime.engines.threads import ConcurrentRun
+from runtime.executors.given_order import OrderedRun
+from runtime.executors.threads import ConcurrentRun
+from runtime.hosts.dense.async_weights import DenseServer, RemoteWeights
 from runtime.models.networks import BUILT_IN
-from runtime.order.executor import OrderedRun
 from runtime.rank.parts import assemble
 from runtime.rank.progress import Meter, SpanRecorder, bound_by
 from runtime.rank.stages import Team

@@ -31,10 +31,10 @@ from runtime.data.source import Part, Provenance
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.store import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.engines.open import assemble_for
-from runtime.engines.threads import ConcurrentRun
-from runtime.order.executor import OrderedRun
-from runtime.order.merge_recordings import merged_trace
+from runtime.executors.given_order import OrderedRun
+from runtime.executors.merge_recordings import merged_trace
+from runtime.executors.open import assemble_for
+from runtime.executors.threads import ConcurrentRun
 from runtime.process import flushing_denormals
 from runtime.rank.learner import Learner
 from runtime.rank.parts import Parts, fresh_tables
@@ -183,7 +183,7 @@ def on_engine(name: str, servers: int = 1) -> dict[str, Any]:
 
 ENGINES = ["threads"]
 """Those that run many ranks at once."""
-if find_spec("runtime.engines.wire"):  # else the annexes are left out (tests/test_annexes.py)
+if find_spec("runtime.hosts.wire"):  # else the annexes are left out (tests/test_annexes.py)
     ENGINES += ["processes", "network", "workers"]
 
 
@@ -201,7 +201,7 @@ def host_of_servers() -> tuple[tuple[str, ...], Path]:
     file = Path(folder.name) / "secret"
     file.touch(0o600)
     file.write_text("a secret for tests alone")
-    from runtime.engines.launch.hosts import ProcessHost, read_secret  # late: an annexe
+    from runtime.hosts.launch.hosts import ProcessHost, read_secret  # late: an annexe
 
     host = ProcessHost("127.0.0.1:0", read_secret(file))
     threading.Thread(target=host.serve, daemon=True, name="host of servers").start()

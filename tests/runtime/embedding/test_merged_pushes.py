@@ -1,7 +1,7 @@
 """The gradients of one row that several ranks push: where they become one update.
 
 The same with whole runs: tests/runtime/test_laws_of_equality.py (threads),
-tests/runtime/engines/test_rank_process.py (processes), tests/runtime/test_fused_ranks.py (ranks
+tests/runtime/hosts/test_rank_process.py (processes), tests/runtime/test_fused_ranks.py (ranks
 computed as one batch).
 """
 

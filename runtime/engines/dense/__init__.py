@@ -1,1 +1,0 @@
-"""Dense weights of the async mode: rank 0, which has them, and the ranks that pull and push."""

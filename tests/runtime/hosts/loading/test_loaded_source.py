@@ -1,0 +1,378 @@
+"""Loaders as processes: whatever their number, every rank trains the same batches."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from persia_sim.base.trace import Kind, Trace
+from runtime.config import CheckpointConfig, DataConfig, SyncConfig, TrainConfig
+from runtime.data.errors import DataError
+from runtime.data.synthetic import CHUNK_ROWS
+from runtime.data.table import ROWS_PER_BATCH
+from runtime.hosts.loading import loaded_source
+from runtime.hosts.loading.loaded_source import LoadedSource
+from runtime.hosts.loading.loader_process import AHEAD
+from runtime.hosts.wire.calls import payload_of
+from runtime.hosts.wire.channel import Channel
+from runtime.hosts.wire.messages import (
+    MessageKind,
+)
+from runtime.hosts.wire.segments import Segment
+from runtime.rank import feed
+from runtime.run.record import run_into
+from runtime.stop import PeerError
+from tests.runtime import worlds
+from tests.runtime.hosts.loading.loaders import (
+    batches,
+    chunks,
+    elsewhere,
+    encrypted,
+    opened,
+    pids_now,
+    started,
+    written,
+)
+from tests.runtime.hosts.test_faults import in_thread, lives, suspend, until
+from tests.runtime.worlds import host_of_servers
+
+
+def limit(case: str) -> int | None:
+    if "one sample" in case:
+        return 9001
+    return ROWS_PER_BATCH + (-4 if "before" in case else 4000) if "limited" in case else None
+
+
+@pytest.mark.first_case
+@pytest.mark.parametrize(
+    "case",
+    [
+        "file, shuffled, two passes", "file, limited", "file, limited, two passes",
+        "file, limited to before the bad rows, two passes", "file, one sample in the last batch",
+        "synthetic",
+    ],
+)  # fmt: skip
+@pytest.mark.law12
+def test_the_batches_of_a_rank_and_step_do_not_depend_on_the_loaders(case, tmp_path):
+    if case == "synthetic":
+        data = DataConfig(name="synthetic", rows=45_001)  # the last batch leaves two ranks without
+    else:
+        data = DataConfig(
+            name=written(tmp_path, unplaced=2),
+            skip_bad_rows=True,
+            shuffle="shuffled" in case,
+            epochs=2 if "two passes" in case else 1,
+            rows=limit(case),
+        )
+    config = TrainConfig(
+        data=data,
+        batch=9000,
+        sync=SyncConfig(ranks=3, mode="async" if "limited" in case else "sync"),
+    )
+    alone = opened(data)
+    expected = batches(config, alone)
+    for count in (1, 3) if case == "synthetic" else (2,):
+        processes = started(data, count, consumers=1)
+        source = LoadedSource(opened(data), processes.address, processes)
+        assert batches(config, source) == expected
+        assert source.provenance() == alone.provenance()
+        source.close()
+        processes.close()
+    assert len(expected) > 3
+    assert ("2 of no part" in alone.provenance().skipped_where) == (case != "synthetic")
+
+
+def test_receive_samples_several_steps_are_asked_for_at_once():
+    """Beside what is asked for where a chunk is let go, and for who waits."""
+    data = DataConfig(name="synthetic", rows=3000)
+    config = TrainConfig(data=data, batch=30, sync=SyncConfig(ranks=3, mode="sync"))
+    processes = started(data, 1, consumers=1)
+    source = LoadedSource(opened(data), processes.address, processes)
+    assert len(batches(config, source)) == 300
+    assert not source._connections[0].held, "a chunk that the stream has passed is let go"
+    assert 300 / loaded_source.TOGETHER <= source._connections[0].requested < 100
+    source.close()
+    processes.close()
+
+
+@pytest.mark.first_case
+@pytest.mark.parametrize("case", ["in order", "shuffled", "async", "in the middle"])
+@pytest.mark.law12
+def test_each_process_gets_the_rows_that_its_rank_trains_and_no_others(case, tmp_path, monkeypatch):
+    """So all of them together get one pass of the data; of a run that goes on, its rest."""
+    data = DataConfig(name=written(tmp_path), skip_bad_rows=True, shuffle=case == "shuffled")
+    mode = "async" if case == "async" else "sync"
+    config = TrainConfig(data=data, batch=9000, sync=SyncConfig(ranks=3, mode=mode))
+    skipped = 20_000 if case == "in the middle" else 0
+    expected = batches(config, opened(data), skipped=skipped)
+    got, file = [0, 0, 0], LoadedSource._store
+
+    def counted(self, link, message, segment):
+        if message.kind is MessageKind.SAMPLES:
+            arrays = payload_of(message, Segment.attach(os.dup(segment.descriptor)))
+            got[int(self._who)] += len(arrays["labels"])
+        file(self, link, message, segment)
+
+    monkeypatch.setattr(LoadedSource, "_store", counted)
+    processes = started(data, 2, consumers=3)
+    sources = [LoadedSource(opened(data), processes.address, who=str(k)) for k in range(3)]
+    found: dict[tuple[int, int], list[bytes]] = {}
+    threads = [
+        in_thread(lambda k=k: found.update(batches(config, sources[k], [k], skipped)))
+        for k in range(3)
+    ]
+    for thread, errors in threads:
+        thread.join(90)
+        assert not errors and not thread.is_alive()
+    assert found == expected
+    rows = 4 * ROWS_PER_BATCH + 100 - 50 - 3 - skipped
+    assert sum(got) == rows and max(got) - min(got) <= 9000
+    for source in sources:
+        source.close()
+    processes.close()
+
+
+def test_every_taker_gets_every_chunk(tmp_path):
+    data = DataConfig(name=written(tmp_path), skip_bad_rows=True)
+    processes = started(data, 2, consumers=2)
+    sources = [LoadedSource(opened(data), processes.address) for _ in range(2)]
+    streams = [chunks(source) for source in sources]
+    sizes = [[b.size for b in pair] for pair in zip(*streams, strict=True)]
+    assert [a for a, _ in sizes] == [b for _, b in sizes]
+    assert sum(a for a, _ in sizes) == 4 * ROWS_PER_BATCH + 100 - 50 - 3
+    processes.close()
+
+
+def test_a_loader_that_dies_too_often_is_named(monkeypatch):
+    monkeypatch.setattr(loaded_source, "MOST_RESTARTS", 0)
+    processes = started(DataConfig(name="synthetic"), 2, consumers=1)
+    source = LoadedSource(opened(DataConfig(name="synthetic")), processes.address, processes)
+    stream = chunks(source)
+    next(stream)
+    pid = processes.address.pids[1]
+    os.kill(pid, signal.SIGKILL)
+    expected = rf"loader 1 \(pid {pid}\) was killed by SIGKILL; its data is missing"
+    with pytest.raises(PeerError, match=expected):
+        for _ in range(20):
+            next(stream)
+    until(lambda: isinstance(source.stop.error, PeerError))  # for who waits for others that wait
+    source.close()
+    processes.close()
+
+
+def test_a_loader_whose_host_starts_again_is_asked_for_with_growing_pauses(monkeypatch):
+    """Not eight times at once."""
+    processes = started(DataConfig(name="synthetic"), 1, consumers=1)
+    source = LoadedSource(opened(DataConfig(name="synthetic")), processes.address, processes)
+    stream, restart, tried, slept = chunks(source), processes.restart, [], []
+
+    def refused_thrice(loader: int, **more) -> None:
+        tried.append(loader)
+        if len(tried) <= 3:
+            raise PeerError("the host at 10.0.0.2:7800 has closed the connection")
+        restart(loader, **more)
+
+    monkeypatch.setattr(processes, "restart", refused_thrice)
+    monkeypatch.setattr(source.stop, "sleep", slept.append)
+    next(stream)
+    os.kill(processes.address.pids[0], signal.SIGKILL)
+    for _ in range(20):
+        next(stream)
+    assert (len(tried), slept) == (4, [1.0, 2.0, 4.0])
+    source.close()
+    processes.close()
+
+
+@pytest.mark.first_case
+@pytest.mark.law9
+@pytest.mark.parametrize(
+    ("passes", "starting"), [(1, started), (3, started), (3, elsewhere), (2, encrypted)]
+)
+def test_behind_a_killed_loader_nothing_is_missing_and_nothing_comes_twice(
+    passes, starting, tmp_path, capfd
+):
+    """Two takers at different chunks; it is killed at three instants, one of them between passes.
+    Bad rows are counted once."""
+    data = DataConfig(name=written(tmp_path), skip_bad_rows=True)
+    alone = opened(data)
+    expected = [[b.ids.tobytes() for b in alone.chunks("train")] for _ in range(passes)]
+    processes = starting(data, 2, consumers=2)
+    sources = [LoadedSource(opened(data), processes.address, p) for p in (processes, None)]
+    found, killed, first = [[], []], [], pids_now()
+
+    def kill(loader: int) -> None:
+        killed.append((getattr(processes, "pids", None) or pids_now())[loader])
+        os.kill(killed[-1], signal.SIGKILL)
+
+    for number in range(passes):
+        streams = [chunks(source) for source in sources]
+        taken = [[next(streams[0]).ids.tobytes()], []]
+        kill(number % 2)
+        taken[0].append(next(streams[0]).ids.tobytes())
+        threads = [
+            in_thread(lambda own=own, s=s: own.extend(b.ids.tobytes() for b in s))
+            for own, s in zip(taken, streams, strict=True)
+        ]
+        for thread, errors in threads:
+            thread.join(90)
+            assert not errors and not thread.is_alive()
+        for own, chunk in zip(found, taken, strict=True):
+            own.append(chunk)
+    assert found == [expected] * 2
+    assert sources[0].provenance() == sources[1].provenance() == alone.provenance()
+    for source in sources:
+        source.close()
+    processes.close()
+    assert capfd.readouterr().err.count("was killed by SIGKILL; another one goes on") == passes
+    until(lambda: not any(map(lives, [*killed, *first])) and not pids_now())
+
+
+@pytest.mark.law9
+def test_one_that_waits_needs_no_other_taker_to_see_that_its_loader_died(monkeypatch):
+    """Nor to take what it has: who is ahead may be waiting, in a barrier, for the one behind."""
+    monkeypatch.setattr(loaded_source, "BEATS_EVERY_S", 0.05)
+    monkeypatch.setattr(loaded_source, "READ_WITHIN_S", 20.0)
+    data = DataConfig(name="synthetic", rows=4 * AHEAD * CHUNK_ROWS)
+    expected = [b.ids.tobytes() for b in opened(data).chunks("train")]
+    processes = started(data, 1, consumers=2)
+    ahead, behind = (
+        chunks(LoadedSource(opened(data), processes.address, own)) for own in (processes, None)
+    )
+    found: tuple[list[bytes], list[bytes]] = [], []
+
+    def take(count: int, mine: int) -> None:
+        found[mine].extend(b.ids.tobytes() for b in islice((ahead, behind)[mine], count))
+
+    take(1, 0)
+    os.kill(processes.pids[0], signal.SIGKILL)
+    take(AHEAD - 1, 0)  # the other one stays away
+    take(2 * AHEAD, 1)  # the first stands still, with its buffer full
+    for thread, errors in [in_thread(partial(take, 4 * AHEAD, mine)) for mine in (0, 1)]:
+        thread.join(60)
+        assert not errors and not thread.is_alive()
+    assert found == (expected, expected)
+    processes.close()
+
+
+PATIENCES_S = (0.6, 4.0, 25.0)
+"""Whoever is well is silent for longer than the first only where the machine is busy; then the next
+one shows whether that was all."""
+
+
+def test_a_stopped_loader_is_told_from_one_that_waits_for_another_rank(monkeypatch):
+    """Issue: nobody said anything, for ever."""
+    monkeypatch.setattr(loaded_source, "BEATS_EVERY_S", 0.05)
+    silent = r"has given no sign of life for \d+ s: it is stopped or stuck"
+    waited = r"rank [01] has waited \d+ s for (samples of )?chunk \d of it, since \d\d:\d\d:\d\d"
+    for patience_s in PATIENCES_S:
+        monkeypatch.setattr(loaded_source, "STUCK_S", patience_s)
+        early, told, pid = one_that_waits_and_is_stopped(patience_s, monkeypatch)
+        assert re.fullmatch(rf"loader 0 \(pid {pid}\) {silent}; {waited}", told)
+        if not early:
+            return
+    assert not early
+
+
+def one_that_waits_and_is_stopped(patience_s: float, monkeypatch) -> tuple[list, str, int]:
+    """What is said while the loader waits for the other taker, what when it is stopped; its pid."""
+    data = DataConfig(name="synthetic", rows=200_000)
+    processes = started(data, 1, consumers=2)
+    pid = processes.address.pids[0]
+    one, other = (LoadedSource(opened(data), processes.address, who=f"rank {k}") for k in (0, 1))
+    pongs = spied_pongs(one, monkeypatch)
+    stream, others = chunks(one), chunks(other)
+    thread, early = in_thread(lambda: [next(stream) for _ in range(AHEAD + 2)])
+    until(lambda: early or (pongs and pongs[-1] - pongs[0] > 2 * patience_s))
+    try:
+        for _ in range(2):
+            next(others)
+    except PeerError as error:  # the machine was busy for as long
+        early.append(error)
+    thread.join(0 if early else 60)
+    suspend(pid)
+    thread, errors = in_thread(lambda: list(stream if not early else others))
+    thread.join(120)
+    for source in (one, other):
+        source.close()
+    processes.close()
+    assert not lives(pid)  # a stopped process goes, too
+    return early, str(errors[0] if not early else early[0]), pid
+
+
+def spied_pongs(source: LoadedSource, monkeypatch) -> list[float]:
+    """When it hears a sign of life."""
+    heard, receive = [], Channel.receive
+
+    def spied(self):
+        found = receive(self)
+        if found[0].kind is MessageKind.PONG:
+            heard.append(time.monotonic())
+        return found
+
+    channel = source._connections[0].channel
+    monkeypatch.setattr(channel, "receive", partial(spied, channel))
+    return heard
+
+
+@pytest.mark.first_case
+@pytest.mark.parametrize(("restarts", "where"), [(0, "here"), (8, "here"), (8, "elsewhere")])
+@pytest.mark.law11
+@pytest.mark.law12
+def test_a_run_whose_loader_dies_goes_on_and_trains_each_batch_once(
+    restarts, where, tmp_path, monkeypatch
+):
+    """Laws 11 and 13: nothing that was given before is lost, and nothing comes twice; where the
+    loader does not come back, from the last checkpoint."""
+    monkeypatch.setattr(loaded_source, "MOST_RESTARTS", restarts)
+    chosen = replace(
+        worlds.config(mode="hybrid", tau=0, ranks=2, executor="concurrent", loaders=2, servers=1),
+        data=DataConfig(name="synthetic", rows=16 * CHUNK_ROWS),
+        batch=CHUNK_ROWS,
+        checkpoint=CheckpointConfig(checkpoint_every="4"),
+    )
+    alone = worlds.changed(chosen, loaders=0, servers=0)
+    if where == "elsewhere":
+        at, secret = host_of_servers()
+        chosen = worlds.changed(chosen, servers_at=at, servers_secret=secret)
+    undisturbed = run_into(tmp_path / "undisturbed", alone)
+    answer, once = LoadedSource._receive_samples, threading.Lock()
+
+    def dies_at_chunk_5(self, loader, number, chunk):
+        if chunk == 5 and once.acquire(blocking=False):
+            os.kill((self._address.pids or pids_now())[loader], signal.SIGKILL)
+        return answer(self, loader, number, chunk)
+
+    monkeypatch.setattr(LoadedSource, "_receive_samples", dies_at_chunk_5)
+    monkeypatch.setattr(feed, "AHEAD_STEPS", 2)  # else all is here by then
+    run, missing = tmp_path / "killed", r"loader 1 .* was killed by SIGKILL; its data is missing"
+    with nullcontext() if restarts else pytest.raises(PeerError, match=missing):
+        summary = run_into(run, chosen)
+    if not restarts:
+        monkeypatch.undo()
+        summary = run_into(run, chosen, resume=True)
+        (at,) = summary["resumed_at_samples"]
+        assert 0 < at < 16 * CHUNK_ROWS
+    assert summary["samples"] == undisturbed["samples"] == 16 * CHUNK_ROWS
+    pushes = Trace.load(run / "trace.npz").of_kind(Kind.PUSH)
+    assert len({tuple(row) for row in pushes[:, [2, 3, 4]].tolist()}) == len(pushes) == 16
+    found = [np.load(f / "predictions.npz")["predictions"] for f in (run, tmp_path / "undisturbed")]
+    assert np.array_equal(*found)
+
+
+def test_what_is_wrong_with_the_data_is_told_by_the_rank(tmp_path):
+    data = DataConfig(name=written(tmp_path))
+    processes = started(data, 2, consumers=1)
+    source = LoadedSource(opened(data), processes.address)
+    with pytest.raises(DataError, match=f"row {ROWS_PER_BATCH + 6}, column label: 7"):
+        list(chunks(source))
+    processes.close()

@@ -1,0 +1,438 @@
+"""A server that is killed while a run goes on: it comes back, and every push is accounted for.
+
+With SGD of rate 1 and gradients of one, minus the value of a row is the number of its pushes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+
+import pytest
+
+from persia_sim.base.trace import Kind
+from runtime.checkpoint.rows import load, take
+from runtime.embedding.native.store import NativeStore
+from runtime.embedding.server_rules import ServerRules
+from runtime.embedding.store import SavedServer
+from runtime.hosts.launch.processes import ServerProcesses
+from runtime.hosts.rows import client
+from runtime.hosts.rows.failover import Failover
+from runtime.hosts.rows.server_calls import ServerCalls
+from runtime.run.saver import take_rows
+from runtime.stop import PeerError, RunStopped
+from tests.runtime.hosts.served import (
+    LAYOUT,
+    SGD,
+    Served,
+    batch_of,
+    kill_as_it_writes,
+    one_step,
+    ones,
+    served,
+)
+from tests.runtime.hosts.test_faults import in_thread, suspend, until
+
+IDS = tuple(range(12))
+
+
+def may_come_back(found: Served, rules: ServerRules, **changes) -> list[str]:
+    told: list[str] = []
+    saved = changes.pop("saved", lambda shard: [SavedServer(rules, [0] * rules.ranks)])
+    restart = partial(found.processes.restart, awaits_rows=True)
+    found.client.failover = Failover(restart, saved, told.append)
+    return told
+
+
+def kill(processes: ServerProcesses, shard: int) -> None:
+    os.kill(processes.pids[shard], signal.SIGKILL)
+
+
+def counts(store) -> dict[int, int]:
+    """Per id, how many pushes its row has had."""
+    ids, values, _ = store.export()["rows"]
+    return {int(i): int(-v[0]) for i, v in zip(ids, values, strict=True)}
+
+
+def lost_at(store) -> list[int]:
+    return [status["lost"] for status in store.statuses()]
+
+
+@pytest.mark.law13
+def test_pushes_before_the_death_are_lost_and_counted_and_those_after_it_applied():
+    """Of two ranks, whose numbers differ: what is told is the sum."""
+    rules = ServerRules(ranks=2, tau=4, merges=False)
+    with served(rules, servers=2) as found:
+        told = may_come_back(found, rules)
+        for rank, steps in enumerate((5, 3)):
+            for step in range(steps):
+                one_step(found.store, rank, step, *IDS)
+        found.store.drain()
+        before = counts(found.store)
+        assert set(before.values()) == {8}
+        kill(found.processes, 1)
+        for step in range(3, 12):
+            for rank in (0, 1)[step < 5 :]:
+                one_step(found.store, rank, step, *IDS)
+        found.store.drain()
+        mine = [set(plan) for plan in _ids_by_server(found.store)]
+        after = counts(found.store)
+        assert {after[i] for i in mine[0]} == {24}
+        assert {after[i] for i in mine[1]} == {16}
+        assert lost_at(found.store) == [0, 8]
+        assert len(told) == 1
+        assert "was killed by SIGKILL" in told[0]
+        assert "and 8 pushes of ranks 0, 1 are lost" in told[0]
+
+
+def test_a_server_that_one_connection_has_lost_for_good_is_lost_and_ended():
+    rules = ServerRules(tau=4)
+    with served(rules) as found:
+        told, old = may_come_back(found, rules), found.processes.pids[0]
+        found.client._how_it_ended = partial(found.processes.how_it_ended, within_s=0.2)
+        one_step(found.store, 0, 0, *IDS)
+        found.store.drain()
+        found.client.at(0).channels["lookups", 0].shut_down()
+        one_step(found.store, 0, 1, *IDS)
+        found.store.drain()
+        assert len(told) == 1 and set(counts(found.store).values()) == {1}
+        assert lost_at(found.store) == [1] and found.processes.pids[0] != old
+
+
+def test_a_server_that_stops_before_it_has_its_rows_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(client, "RESTORED_WITHIN_S", 1.0)
+    rules = ServerRules(tau=4)
+    with served(rules) as found:
+
+        def saved(shard: int):
+            suspend(found.processes.pids[0])
+            yield SavedServer(rules, [0])
+
+        may_come_back(found, rules, saved=saved)
+        one_step(found.store, 0, 0, *IDS)
+        found.store.drain()
+        kill(found.processes, 0)
+        try:
+            with pytest.raises((PeerError, RunStopped)):
+                one_step(found.store, 0, 1, *IDS)
+                found.store.drain()
+            assert "has not answered for 1 s: it is stopped or stuck" in str(
+                found.client.stop.error
+            )
+        finally:
+            kill(found.processes, 0)
+
+
+def test_a_server_that_comes_back_in_a_later_leg_knows_no_end_of_the_one_before():
+    """tau 1: while rank 0 stands at step 4, rank 1 may read step 6 and no further."""
+    rules = ServerRules(ranks=2, tau=1)
+    with served(rules) as found:
+        may_come_back(found, rules, saved=lambda shard: [SavedServer(rules, [3, 3])])
+        store, got = found.store, []
+        for step in range(6):
+            if step == 3:
+                for rank in (0, 1):
+                    store.finish(rank, 3)
+                store.drain()
+                store.note_leg([3, 3])  # in every process; one tells the servers
+                store.begin_leg(first_steps=[3, 3])
+            if step == 4:
+                store.drain()
+                kill(found.processes, 0)
+            for rank in (0, 1) if step < 5 else ():
+                one_step(store, rank, step, *IDS)
+        store.drain()
+
+        def go_on():
+            with suppress(RunStopped):
+                for step in range(5, 11):
+                    one_step(store, 1, step, *IDS)
+                    got.append(step)
+
+        alone = threading.Thread(target=go_on)
+        alone.start()
+        alone.join(1.0)
+        assert got == [5, 6]
+        found.client.stop.set(PeerError("the test is over"))
+        alone.join()
+
+
+def _ids_by_server(store) -> list[list[int]]:
+    plan = store.begin(0, 10_000, batch_of(*IDS)).plans["rows"]
+    return [plan.ids[plan.part(k)].tolist() for k in range(store.shards)]
+
+
+def test_rows_of_a_checkpoint_are_there_again_and_only_what_came_after_it_is_lost(tmp_path):
+    """The newest file is damaged: the server that comes back reads the one before."""
+    rules = ServerRules(tau=4)
+    with served(rules, servers=1) as found:
+        here = NativeStore(LAYOUT, [SGD], rules=rules)
+        for step in range(3):
+            one_step(here, 0, step, *IDS)
+        for folder in ("old", "new"):
+            take(here).write(tmp_path / folder)
+        (newest,) = (tmp_path / "new").glob("*.rows")
+        newest.write_bytes(newest.read_bytes()[:-1] + b"x")
+        counters = here.servers[0].counters()
+        saved = [
+            SavedServer(rules, [steps], counters, str(tmp_path / folder))
+            for steps, folder in ((4, "new"), (3, "old"))
+        ]
+        may_come_back(found, rules, saved=lambda shard: saved)
+        for step in range(8):
+            one_step(found.store, 0, step, *IDS)
+        found.store.drain()
+        kill(found.processes, 0)
+        one_step(found.store, 0, 8, *IDS)
+        found.store.drain()
+        assert set(counts(found.store).values()) == {3 + 1}
+        assert lost_at(found.store) == [5]
+
+
+def test_batches_that_were_read_and_not_pushed_at_the_death_are_pushed_after_it():
+    rules = ServerRules(tau=8)
+    with served(rules, servers=1) as found:
+        may_come_back(found, rules)
+        handles = [found.store.begin(0, step, batch_of(*IDS)) for step in range(4)]
+        for handle in handles:
+            found.store.look_up(handle)
+        rows = [handle.values["rows"].copy() for handle in handles]
+        kill(found.processes, 0)
+        found.store.give((handles[0], ones(handles[0])))
+        for handle, before in zip(handles[1:], rows[1:], strict=True):
+            assert (handle.values["rows"] == before).all()
+            found.store.give((handle, ones(handle)))
+        found.store.drain()
+        assert set(counts(found.store).values()) == {4}
+        assert lost_at(found.store) == [0]
+
+
+@pytest.mark.law5
+@pytest.mark.law13
+def test_all_that_is_unanswered_at_a_death_is_asked_again_in_its_order():
+    """What is new comes behind it: before, it would wait there for a window that those open."""
+    rules = ServerRules(tau=2)
+    with served(rules, servers=2) as found:
+        may_come_back(found, rules)
+        store = found.store
+        handles = [store.begin(0, step, batch_of(*IDS)) for step in range(8)]
+        for handle in handles[:6]:  # from 3 on they wait for their window
+            store.ask(handle)
+        store.look_up(handles[0])
+        kill(found.processes, 0)
+        later, errors = in_thread(lambda: [store.ask(handle) for handle in handles[6:]])
+        store.give((handles[0], ones(handles[0])))
+        for handle in handles[1:]:
+            if handle is handles[6]:
+                later.join(60)
+            store.look_up(handle)
+            store.give((handle, ones(handle)))
+        store.drain()
+        read = [[e[2] for e in at.tolist() if e[0] == Kind.LOOKUP] for at in store.recorded()]
+        assert not errors and read[1] == list(range(8))
+        assert read[0] == sorted(set(read[0])) and read[0][-1] == 7
+        for status in store.statuses():
+            assert status["version"] + status["lost"] == 8
+
+
+@pytest.mark.first_case
+@pytest.mark.parametrize("merges", [False, True])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.law13
+def test_ranks_in_threads_go_on_over_deaths_at_any_instant(merges, seed):
+    rules = ServerRules(ranks=2, tau=3, merges=merges)
+    steps, draw = 120, random.Random(seed)
+    with served(rules, servers=2) as found:
+        may_come_back(found, rules)
+        failed: list[BaseException] = []
+        done = [0, 0]
+
+        def rank(number: int) -> None:
+            try:
+                for step in range(steps):
+                    time.sleep(draw.uniform(0, 0.004))
+                    one_step(found.store, number, step, *IDS)
+                    done[number] = step + 1
+                found.store.finish(number, steps)
+            except BaseException as error:
+                failed.append(error)
+                raise
+
+        threads = [threading.Thread(target=rank, args=(r,), daemon=True) for r in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for shard in (draw.randrange(2), draw.randrange(2)):
+            # Some steps on, so that pushes are lost; where within a step is chance.
+            at = min(done) + draw.randrange(5, 50)
+            while min(done) < at and not failed:
+                time.sleep(0.001)
+            kill(found.processes, shard)
+            life = found.client.at(shard).number
+            while found.client.at(shard).number == life and not failed:
+                time.sleep(0.01)
+        for thread in threads:
+            thread.join(120)
+        assert not failed
+        assert not any(thread.is_alive() for thread in threads)
+        found.store.drain()
+        mine, after, lost = _ids_by_server(found.store), counts(found.store), lost_at(found.store)
+        for server, ids in enumerate(mine):
+            applied = {after.get(i, 0) for i in ids}
+            assert applied == {2 * steps - lost[server]}  # sent = applied + lost
+        assert sum(lost) > 0
+
+
+@pytest.mark.parametrize("dies", ["before it writes", "as it writes"])
+def test_a_checkpoint_under_way_fails_with_the_server_and_the_next_one_is_whole(
+    dies, tmp_path, monkeypatch
+):
+    rules = ServerRules(tau=4)
+    with served(rules, servers=2, run_folder=tmp_path) as found:
+        may_come_back(found, rules)
+        one_step(found.store, 0, 0, *IDS)
+        found.store.drain()
+        taken = take(found.store, extends=None, track_changes=True)
+        if dies == "before it writes":
+            kill(found.processes, 0)
+            one_step(found.store, 0, 1, *IDS)
+            found.store.drain()
+        else:
+            kill_as_it_writes(monkeypatch, 0, lambda: kill(found.processes, 0))
+        with pytest.raises(OSError, match="server 0 died before its rows of the checkpoint"):
+            taken.write(tmp_path / "first")
+        assert not list((tmp_path / "first").iterdir()), "nor the file of the other server"
+        take(found.store, extends=None, track_changes=True).write(tmp_path / "second")
+        again = NativeStore(LAYOUT, [SGD], shards=1)
+        load(again, tmp_path / "second")
+        assert counts(again) == counts(found.store)
+
+
+@pytest.mark.first_case
+@pytest.mark.parametrize("dies", ["before the next one", "when it has written"])
+def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
+    dies, tmp_path, monkeypatch
+):
+    """The new server knows of no changes; the others do, and are written whole all the same."""
+    rules = ServerRules(tau=4)
+    with served(rules, servers=2, run_folder=tmp_path) as found:
+        may_come_back(found, rules)
+        one_step(found.store, 0, 0, *IDS)
+        found.store.drain()
+        write, folders = found.store.at_each_server, [tmp_path / str(k) for k in range(3)]
+
+        def written(*verb, **said):
+            told = write(*verb, **said)
+            if dies == "when it has written":
+                kill(found.processes, 0)
+                until(lambda: found.client.at(0).number == 1)
+            return told
+
+        with monkeypatch.context() as patch:
+            patch.setattr(found.store, "at_each_server", written)
+            take_rows(found.store, None, True).write(folders[0])
+        if dies == "before the next one":
+            kill(found.processes, 0)
+        for step, (base, folder) in enumerate(pairwise(folders), 1):
+            one_step(found.store, 0, step, *IDS)
+            found.store.drain()
+            taken = take_rows(found.store, base, True)
+            assert (taken.extends is None) == (step == 1)
+            taken.write(folder)
+        again = NativeStore(LAYOUT, [SGD], shards=1)
+        load(again, folders[-1])
+        assert counts(again) == counts(found.store)
+
+
+@pytest.mark.parametrize("dies", ["before it is asked", "before it answers"])
+def test_an_evaluation_goes_on_over_the_death_of_a_server(dies):
+    rules = ServerRules(tau=4)
+    with served(rules, servers=2) as found:
+        may_come_back(found, rules)
+        one_step(found.store, 0, 0, *IDS)
+        found.store.drain()
+        late = dies == "before it answers"
+        if late:
+            suspend(found.processes.pids[1])
+        else:
+            kill(found.processes, 1)
+        peeked: list = []
+        evaluates = threading.Thread(
+            target=lambda: peeked.append(found.store.peek(batch_of(*IDS))), daemon=True
+        )
+        evaluates.start()
+        if late:
+            until(lambda: "server 1" in found.client.waits.summary())
+            kill(found.processes, 1)
+        evaluates.join(60)
+        assert peeked, "the evaluation hangs"
+        mine = _ids_by_server(found.store)
+        plan = peeked[0].plans["rows"]
+        rows = dict(zip(plan.ids.tolist(), peeked[0].values["rows"][:, 0].tolist(), strict=True))
+        assert {rows[i] for i in mine[0]} == {-1.0}
+        assert {rows[i] for i in mine[1]} == {0.0}  # it came back empty
+
+
+def test_a_server_that_is_not_to_come_back_ends_the_run_with_its_name():
+    with served(ServerRules(tau=4)) as found:
+        one_step(found.store, 0, 0, *IDS)
+        kill(found.processes, 0)
+        with pytest.raises((PeerError, RunStopped)):
+            for step in range(1, 1000):
+                one_step(found.store, 0, step, *IDS)
+        ends_s = time.monotonic() + 120
+        while not found.client.stop and time.monotonic() < ends_s:
+            time.sleep(0.01)  # whoever notices first raises, the heart tells the run
+        error = found.client.stop.error
+        assert isinstance(error, PeerError)
+        assert "embedding server 0" in str(error)
+        assert "was killed by SIGKILL" in str(error)
+
+
+@pytest.mark.first_case
+@pytest.mark.law13
+@pytest.mark.parametrize("deaths", [2, 4])
+def test_a_server_that_dies_again_before_it_knows_what_is_open_comes_back_again(
+    deaths, monkeypatch
+):
+    """As often as one may, after a pause that grows, the first time without one; then the run ends
+    and names it, not the socket that broke: behind a `PeerError` it goes back to its last
+    checkpoint."""
+    monkeypatch.setattr(client, "MOST_FAILOVERS", 3)
+    pauses: list[int] = []
+    monkeypatch.setattr(client, "pause_before", lambda number: pauses.append(number) or 0.0)
+    rules = ServerRules(tau=4)
+    with served(rules) as found:
+        told = may_come_back(found, rules)
+        one_step(found.store, 0, 0, *IDS)
+        found.store.drain()
+        handle = found.store.begin(0, 1, batch_of(*IDS))
+        found.store.look_up(handle)
+        call_on, rejoined = found.client.call_on, []
+
+        def dies_behind_rejoin(channel, life, method, **arguments):
+            answered = call_on(channel, life, method, **arguments)
+            if method is ServerCalls.rejoin and len(rejoined) < deaths - 1:
+                rejoined.append(life.number)
+                kill(found.processes, 0)
+                found.processes.how_it_ended(0)
+            return answered
+
+        monkeypatch.setattr(found.client, "call_on", dies_behind_rejoin)
+        kill(found.processes, 0)
+        until(lambda: bool(found.client.stop or told))
+        if deaths == 4:
+            assert pauses == [1, 2]
+            assert rejoined == [1, 2, 3] and isinstance(found.client.stop.error, PeerError)
+            assert "embedding server 0" in str(found.client.stop.error)
+            return
+        found.store.give((handle, ones(handle)))
+        found.store.drain()
+        assert set(counts(found.store).values()) == {1} and lost_at(found.store) == [1]
+        assert pauses == [1]
+        assert rejoined == [1] and len(told) == 1 and "1 pushes of rank 0 are lost" in told[0]
