@@ -143,6 +143,13 @@ HYPOTHESES = {
     " than 2.0 where s > 3.",
     "S5": "A larger drift of a synchronous run over 16 updates means a larger loss by rows 16"
     " late.",
+    "F1": "Where rows 16 late lose more than 2.0, the burstiest field alone fresh gives back at"
+    " least half of it.",
+    "F2": "Another field fresh in its place gives back less than a fifth.",
+    "F3": "With a second pass rows 16 late lose less than half of what they lose with one.",
+    "F4": "The larger b(4) of a field, the more its freshness gives back.",
+    "F5": "The more lookups of a field miss at least half of their row's updates, times what the"
+    " field is worth, the more its freshness gives back.",
 }
 """What each hypothesis of the plan says, in whole sentences."""
 

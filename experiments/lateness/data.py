@@ -60,12 +60,18 @@ def data_of(stream: Stream, options: Any, split: str = OWN) -> StreamData:
     return StreamData(str(cut), digest, stream.last_rows)
 
 
-def tables_apart(data: StreamData, options: Any) -> StreamData:
-    """The same samples by a schema in which every field has a table of its own, as it must have to
-    be fresh alone."""
-    from runtime.data.catalogue import CATALOGUE, find_folder
+def fields_of(data: StreamData) -> tuple[str, ...]:
+    """The fields of a stream, in the order of its schema."""
     from runtime.data.open import open_source  # late: a second to import
-    from runtime.data.schema import schema_keys
+
+    return tuple(field.name for field in open_source(data.name, data.folder).layout.fields)
+
+
+def tables_apart(data: StreamData, options: Any, without: str = "") -> StreamData:
+    """The same samples by a schema in which every field has a table of its own, as it must have to
+    be fresh alone; ``without``: a field that is left out."""
+    from runtime.data.catalogue import CATALOGUE, find_folder
+    from runtime.data.schema import schema_keys  # late: a second to import
 
     # The schema's keys, and where its file lies.
     ready = data.name in CATALOGUE
@@ -76,10 +82,11 @@ def tables_apart(data: StreamData, options: Any) -> StreamData:
     file = folder / keys.pop("file", "data.parquet")
 
     # Columns that are fields get a table of their name.
-    fields = {f.name for f in open_source(data.name, data.folder).layout.fields}
+    fields = fields_of(data)
     keys["columns"] = [
         column | ({"table": column["name"]} if column["name"] in fields else {})
         for column in keys["columns"]
+        if column["name"] != without
     ]
     text = f"{data.sha256} {json.dumps(keys, sort_keys=True, default=str)}"
     digest = hashlib.sha256(text.encode()).hexdigest()

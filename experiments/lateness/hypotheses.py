@@ -1,4 +1,4 @@
-"""The six hypotheses of docs/results/plan.md, judged from the stored runs.
+"""The six hypotheses of the first plan in docs/results/plan.md, judged from the stored runs.
 
 A hypothesis is a set of statements that must all hold: the largest of their p-values counts for it,
 the smallest times their number counts for its contrary, and Holm's correction runs over the six,
@@ -140,9 +140,13 @@ def within(what: str, excess: Interval, limit: float) -> Statement:
 
 
 def rank_order(
-    what: str, measure: Sequence[float], losses: Sequence[Interval], absolute: bool = False
+    what: str,
+    measure: Sequence[float],
+    losses: Sequence[Interval],
+    least: float = RANK_CORRELATION,
+    absolute: bool = False,
 ) -> Statement:
-    """That a measure orders losses: Spearman's correlation is at least `RANK_CORRELATION`.
+    """That a measure orders losses: Spearman's correlation is at least ``least``.
 
     ``absolute``: it orders what lateness changes, be it a loss or a gain. Its p-values are shares
     of draws of the losses by their errors.
@@ -164,14 +168,14 @@ def rank_order(
     rhos = np.array(rhos)
 
     # The share of draws that reach the bound, and the middle 95 % of the correlation.
-    reached = float((rhos >= RANK_CORRELATION - 1e-9).mean())
+    reached = float((rhos >= least - 1e-9).mean())
     low, high = np.quantile(rhos, [0.025, 0.975])
     return Statement(
         what=what,
         value=float(value),
         low=float(low),
         high=float(high),
-        asked=f">= {RANK_CORRELATION:g}",
+        asked=f">= {least:g}",
         p_holds=1 - reached,
         p_fails=reached,
         n=len(means),
@@ -233,7 +237,7 @@ def order_hypothesis(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFac
             for change, absolute in (("the loss", False), ("the change either way", True)):
                 if name != "b(16)" or absolute:
                     what = f"rank correlation of {name} and {change}, {len(points)} points"
-                    beside.append(rank_order(what, values, losses, absolute))
+                    beside.append(rank_order(what, values, losses, absolute=absolute))
     return Hypothesis(
         name="S0",
         says="what 16/0 changes shrinks to half or less when shuffled, and b(16) orders it",
@@ -393,10 +397,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def hypothesis_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
-    """A line for each hypothesis with its outcome, and one for each of its statements."""
+def hypothesis_lines(every: Sequence[Hypothesis]) -> list[Line]:
+    """A line for each hypothesis of a plan with its outcome, and one for each of its statements."""
     # All hypotheses are judged together (Holm), so that one in twenty does not hold by chance.
-    every = hypotheses(study, logs)
     holds = holm([one.p_holds for one in every])
     fails = holm([one.p_fails for one in every])
     lines: list[Line] = []

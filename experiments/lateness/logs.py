@@ -56,12 +56,35 @@ def sample_of_each_id(batch: Batch) -> np.ndarray:
     return np.repeat(np.arange(batch.size), np.diff(batch.offsets[::fields]))
 
 
-def bursts_of(config: TrainConfig) -> Bursts:
-    """The bursts of a run's training samples, in the order in which it trains them."""
+def missed_share(ids: np.ndarray, updates: np.ndarray, late: int) -> float:
+    """The share of lookups that miss at least half of the updates that their row ever had, where
+    rows are ``late`` updates late: ``ids`` [N], and the dense update [N] that each is of.
+
+    A row that was never updated misses nothing.
+
+    >>> missed_share(np.array([7, 7, 7, 7]), np.array([0, 1, 2, 30]), 16)
+    0.5
+    """
+    # Each pair of an id and an update that reads it is one update of its row.
+    _, owner = np.unique(ids, return_inverse=True)
+    span = int(updates.max()) + 1
+    pairs, place = np.unique(owner * span + updates, return_inverse=True)
+    begin_of_owner = pairs // span * span
+    number = np.arange(len(pairs))
+    before = number - np.searchsorted(pairs, begin_of_owner)
+
+    # Those of the last updates are missed.
+    begin_of_missed = begin_of_owner + np.maximum(pairs % span - late, 0)
+    missed = number - np.searchsorted(pairs, begin_of_missed)
+    return float(((before > 0) & (2 * missed >= before))[place].mean())
+
+
+def lookups_by_field(config: TrainConfig) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The ids of each field and the updates that read them, in the order in which a run trains."""
     from runtime.executors.open import source_of  # late: seconds to import
     from runtime.rank.feed import training_stream
 
-    # Every id with the update that reads it, in the order of training.
+    # Every id with the update that reads it.
     source = source_of(config)
     ids = []
     updates = []
@@ -75,15 +98,17 @@ def bursts_of(config: TrainConfig) -> Bursts:
 
     # By field: an id's field stands in its top bits.
     owner = (all_ids >> np.uint64(VALUE_BITS)).astype(np.int64)
-    by_field = {}
-    for number, field in enumerate(source.layout.fields):
-        mine = owner == number
-        if mine.any():
-            by_field[field.name] = burst_shares(all_ids[mine], all_updates[mine])
-    burstiest = max(by_field, key=lambda name: by_field[name][16])
-    return Bursts(
-        of_all=burst_shares(all_ids, all_updates), field=burstiest, of_field=by_field[burstiest]
-    )
+    mine = {field.name: owner == number for number, field in enumerate(source.layout.fields)}
+    return {name: (all_ids[of], all_updates[of]) for name, of in mine.items() if of.any()}
+
+
+def bursts_of(config: TrainConfig) -> Bursts:
+    """The bursts of a run's training samples, in the order in which it trains them."""
+    by_field = lookups_by_field(config)
+    shares = {name: burst_shares(*lookups) for name, lookups in by_field.items()}
+    burstiest = max(shares, key=lambda name: shares[name][16])
+    ids, updates = (np.concatenate(parts) for parts in zip(*by_field.values(), strict=True))
+    return Bursts(of_all=burst_shares(ids, updates), field=burstiest, of_field=shares[burstiest])
 
 
 def mean_square_gradient(config: TrainConfig) -> float:
@@ -162,6 +187,60 @@ def facts_of(
         field_b_16=bursts.of_field[16],
         mean_square_gradient=mean_square_gradient(config),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldFacts:
+    """What was counted of one field of a stream in time order: a line of lateness_counts.csv."""
+
+    data: str
+    """Hash of the data and of the samples of an update."""
+    stream: str
+    field: str
+    b_4: float
+    b_16: float
+    missed_half_16: float
+    """`missed_share` of rows 16 late."""
+
+
+COUNTS_HEADER = [field.name for field in fields(FieldFacts)]
+
+
+def counts_hash(data: StreamData, batch: int) -> str:
+    """Hash of all that decides what is counted of a log's fields."""
+    return hashlib.sha256(json.dumps([data.sha256, batch]).encode()).hexdigest()[:16]
+
+
+def facts_of_fields(stream: str, config: TrainConfig, data: str) -> list[FieldFacts]:
+    """Count the lookups of each field of a log."""
+    counted = []
+    for name, (ids, updates) in lookups_by_field(config).items():
+        shares = burst_shares(ids, updates)
+        facts = FieldFacts(
+            data=data,
+            stream=stream,
+            field=name,
+            b_4=shares[4],
+            b_16=shares[16],
+            missed_half_16=missed_share(ids, updates, 16),
+        )
+        counted.append(facts)
+    return counted
+
+
+def read_counts(path: Path) -> list[FieldFacts]:
+    """The facts of fields, stream by stream."""
+    texts = {"data", "stream", "field"}
+    return [
+        FieldFacts(**{k: v if k in texts else float(v) for k, v in line.items()})
+        for line in lines_of(path, COUNTS_HEADER)
+    ]
+
+
+def add_counts(path: Path, facts: Sequence[FieldFacts]) -> None:
+    """Append a line for each field."""
+    for one in facts:
+        append_line(path, COUNTS_HEADER, [str(value) for value in asdict(one).values()])
 
 
 def read_logs(path: Path) -> dict[str, LogFacts]:

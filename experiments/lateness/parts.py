@@ -35,6 +35,7 @@ from experiments.lateness.streams import (
     ORDER_CELLS,
     ORIGINS,
     PASSES,
+    ROWS_16,
     SHUFFLED,
     SHUFFLED_WINDOW_CELLS,
     START_CELLS,
@@ -76,6 +77,10 @@ class Trainer(Protocol):
 
     def measure(self, stream: Stream, order: str, rates: Rates) -> None:
         """Count and measure the stream's log in an order, where that is not done."""
+        ...
+
+    def fields(self, stream: Stream) -> Sequence[str]:
+        """The stream's fields, each counted in the log where that is not done."""
         ...
 
 
@@ -369,6 +374,19 @@ def train_fresh(trainer: Trainer, stream: Stream) -> None:
         finals(trainer, stream, wanted, f"fresh: {fresh}", fresh=fresh, arithmetic=FLUSHED)
 
 
+def train_fields(trainer: Trainer, stream: Stream) -> None:
+    """Each field fresh in turn while all others are late, and each left out of a sync run."""
+    if not stream.fresh_fields:
+        return
+    sync = search_sync(trainer, stream)
+    apart = {"arithmetic": FLUSHED}
+    finals(trainer, stream, [(SYNC, sync), (ROWS_16, sync)], "all fields", fresh=APART, **apart)
+    for field in trainer.fields(stream):
+        finals(trainer, stream, [(ROWS_16, sync)], f"fresh: {field}", fresh=field, **apart)
+        what = f"without {field}"
+        finals(trainer, stream, [(SYNC, sync)], what, fresh=APART, without=field, **apart)
+
+
 PARTS: dict[str, Callable[[Trainer, Stream], None]] = {
     "order": train_order,
     "buffers": train_buffers,
@@ -383,5 +401,6 @@ PARTS: dict[str, Callable[[Trainer, Stream], None]] = {
     "splits": train_splits,
     "whole": train_whole,
     "fresh": train_fresh,
+    "fields": train_fields,
 }
 """Name -> what trains it on one stream, in the order of the plan."""

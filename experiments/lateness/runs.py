@@ -36,7 +36,6 @@ from experiments.lateness.streams import (
     Stream,
 )
 from experiments.statistics import cluster_sums, placements
-from persia_sim.base.files import atomic_write
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
@@ -91,6 +90,8 @@ class StudyRun:
     fresh: str = ""
     """The field whose rows are fresh, or `APART`; each field has a table of its own then. Empty:
     tables are as the schema has them."""
+    without: str = ""
+    """The field that the model does not see, of those that have tables of their own."""
 
     @property
     def label(self) -> str:
@@ -101,6 +102,7 @@ class StudyRun:
         passes = f"-{self.passes}-passes" if self.passes > 1 else ""
         split = f"-by-{self.split}" if self.split else ""
         split += f"-fresh-{self.fresh}" if self.fresh else ""
+        split += f"-without-{self.without}" if self.without else ""
         stream = self.stream.replace(":", "-") + split
         return f"{stream}-{self.order}-{self.window}-{start}{cell}{long}{passes}-seed{self.seed}"
 
@@ -108,8 +110,9 @@ class StudyRun:
         """Hash of all that decides the result."""
         # What came later counts only where it is not as it was in the first runs.
         decides = {**asdict(self), "data": data_sha256}
-        for name, first in {"passes": 1, "split": OWN, "arithmetic": KEPT, "fresh": ""}.items():
-            if decides[name] == first:
+        first = {"passes": 1, "split": OWN, "arithmetic": KEPT, "fresh": "", "without": ""}
+        for name, usual in first.items():
+            if decides[name] == usual:
                 del decides[name]
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -234,7 +237,9 @@ class Record:
         return next(iter(self.auc))
 
 
-_OF_RUN = [field.name for field in fields(StudyRun) if field.name != "fresh"]
+_LAST = ["fresh", "without"]
+"""Columns that came last, behind those of the record."""
+_OF_RUN = [field.name for field in fields(StudyRun) if field.name not in _LAST]
 _OF_RECORD = [
     "trained_updates",
     "train_samples",
@@ -245,8 +250,7 @@ _OF_RECORD = [
     "commit",
     "machine",
 ]
-HEADER = ["hash", *_OF_RUN, *_OF_RECORD, "fresh"]
-"""The last column came last: lines of the first runs end before it."""
+HEADER = ["hash", *_OF_RUN, *_OF_RECORD, *_LAST]
 USER_HEADER = ["hash", "task", "groups", "sums"]
 
 
@@ -265,7 +269,7 @@ def line_of(record: Record) -> list[str]:
     cells = ["" if run[name] is None else f"{run[name]}" for name in _OF_RUN]
     counts = [record.trained_updates, record.train_samples, record.test_rows]
     curves = [_pairs(record.auc), _pairs(record.log_loss), _pairs(record.snapshots)]
-    about = [record.commit, record.machine, record.run.fresh]
+    about = [record.commit, record.machine, record.run.fresh, record.run.without]
     return [record.hash, *cells, *map(str, counts), *curves, *about]
 
 
@@ -278,9 +282,8 @@ def record_of(line: Mapping[str, str]) -> Record:
         **{
             name: int(line[name]) for name in ("rows_late", "dense_late", "batch", "seed", "passes")
         },
-        **{name: line[name] for name in ("split", "arithmetic")},
+        **{name: line[name] for name in ("split", "arithmetic", *_LAST)},
         updates=int(line["updates"]) if line["updates"] else None,
-        fresh=line.get("fresh") or "",
     )
     return Record(
         hash=line["hash"],
@@ -334,7 +337,7 @@ class RunsFile:
         self._kept: set[str] = set()
         """Keys of streams whose first runs computed with denormals."""
         self._sums: dict[tuple[str, str], str] = {}
-        for line in lines_of(path, HEADER, optional=1):
+        for line in lines_of(path, HEADER):
             record = self.records.setdefault(line["hash"], record_of(line))
             self._index(record)
         for line in lines_of(self.users_path, USER_HEADER):
@@ -363,25 +366,9 @@ class RunsFile:
             text = base64.b64encode(values.astype(np.float16).tobytes()).decode()
             append_line(self.users_path, USER_HEADER, [record.hash, task, str(len(values)), text])
             self._sums[record.hash, task] = text
-        self._widen()
         append_line(self.path, HEADER, line_of(record))
         self.records[record.hash] = record
         self._index(record)
-
-    def _widen(self) -> None:
-        """A file of the first runs gets the column that they lack."""
-        if not self.path.is_file():
-            return
-        with self.path.open() as file:
-            if file.readline().rstrip("\n").split(",") != HEADER[:-1]:
-                return
-        lines = list(lines_of(self.path, HEADER, optional=1))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, HEADER, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        with atomic_write(self.path) as out:
-            out.write(text.getvalue().encode())
 
     def _index(self, record: Record) -> None:
         if record.run.arithmetic == KEPT:
@@ -396,22 +383,15 @@ class RunsFile:
         return [self.by_run[one] for one in self._of_cell.get(_without_rates(run), ())]
 
 
-def lines_of(path: Path, header: Sequence[str], *, optional: int = 0) -> Iterable[dict[str, str]]:
-    """Whole lines of a file that grew by lines, or by other such files behind it.
-
-    ``optional``: last columns that the header of an older file lacks, and so its lines.
-    """
+def lines_of(path: Path, header: Sequence[str]) -> Iterable[dict[str, str]]:
+    """Whole lines of a file that grew by lines, or by other such files behind it."""
     if not path.is_file():
         return
     text = path.read_text()
     whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line
-    headers = [list(header[: len(header) - missing]) for missing in range(optional + 1)]
-    columns = headers[0]
     for cells in csv.reader(io.StringIO(whole)):
-        if cells in headers:
-            columns = cells
-        elif len(cells) == len(columns):
-            yield dict.fromkeys(header, "") | dict(zip(columns, cells, strict=True))
+        if len(cells) == len(header) and cells != list(header):
+            yield dict(zip(header, cells, strict=True))
 
 
 def append_line(path: Path, header: Sequence[str], cells: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,28 +17,21 @@ from experiments.gaps import gap_columns
 from experiments.lateness.delays import delays
 from experiments.lateness.logs import LogFacts
 from experiments.lateness.parts import RateSearch, gap_of
-from experiments.lateness.runs import FLUSHED, RunsFile, StudyRun, run_of
+from experiments.lateness.runs import RunsFile, StudyRun, run_of
 from experiments.lateness.streams import (
-    APART,
     ASYNC_0,
     BUFFER,
     CELLS,
-    FEW_CELLS,
-    FRESH_CELLS,
     LATE,
     ORIGINS,
     OWN,
-    PASSES,
     RANKS,
     ROWS_7,
     ROWS_16,
     SHUFFLED,
     SYNC,
-    TAU_CELLS,
     TEST,
     TIME,
-    WHOLE_CELLS,
-    WHOLE_TENNIS,
     Cell,
     Stream,
 )
@@ -63,6 +56,7 @@ class StreamSetting:
     arithmetic: str | None = None
     """None: that of the stream's first runs."""
     fresh: str = ""
+    without: str = ""
 
 
 class LatenessStudy:
@@ -92,6 +86,7 @@ class LatenessStudy:
                 passes=setting.passes,
                 split=setting.split,
                 fresh=setting.fresh,
+                without=setting.without,
                 arithmetic=setting.arithmetic or self.file.arithmetic_of(setting.stream),
             )
             for seed in range(setting.stream.seeds)
@@ -143,101 +138,6 @@ class LatenessStudy:
                     yield StreamSetting(stream=stream, window=window, order=SHUFFLED)
             if stream.long_updates is not None:
                 yield StreamSetting(stream=stream, updates=stream.long_updates)
-
-
-def tau_lines(study: LatenessStudy) -> list[Line]:
-    """What the second plan trained: a line per stream, order, passes, split, cell and task, with
-    the gap to sync, and of async that to rows alone as late, at sync's rates."""
-    lines = []
-    for setting, cells in _tau_settings(study.streams):
-        sync = study.search(setting.stream).sync()
-        for cell in cells if sync is not None else ():
-            runs = study.runs(setting, cell, sync)
-            records = [study.file.by_run[run] for run in runs if run in study.file.by_run]
-            of_sync = [(-1.0, study.runs(setting, SYNC, sync))]
-            of_rows = [(-1.0, study.runs(setting, replace(cell, dense_late=0), sync))]
-
-            # A line a task. Sync has no gap, and rows alone have none to themselves.
-            for task in records[0].auc if records else ():
-                gap = study.gap([(1.0, runs)], of_sync, task=task)
-                beside = Interval(math.nan, math.nan, 0)
-                if cell.dense_late:
-                    beside = study.gap([(1.0, runs)], of_rows, task=task)
-                lines.append(
-                    {
-                        "data": setting.stream.key,
-                        "order": setting.order,
-                        "passes": setting.passes,
-                        "split": setting.split or "own",
-                        "task": task,
-                        "rows_late": cell.rows_late,
-                        "dense_late": cell.dense_late,
-                        "row_lr": sync.row,
-                        "lr": sync.dense,
-                        "batch": runs[0].batch,
-                        "updates": records[0].trained_updates,
-                        "seeds": gap.n if cell != SYNC else len(records),
-                        "seeds_planned": setting.stream.seeds,
-                        "test_auc": float(np.mean([r.auc[task] for r in records])),
-                        "log_loss": float(np.mean([r.log_loss[task] for r in records])),
-                        **gap_columns(gap),
-                        **gap_columns(beside, "gap_to_rows_late"),
-                    }
-                )
-    return lines
-
-
-def fresh_lines(study: LatenessStudy) -> list[Line]:
-    """One field fresh: a line per stream, field, cell and task, with the gaps to sync and to all
-    rows as late, and the share of the loss that freshness gives back."""
-    lines = []
-    for stream in study.streams:
-        apart = StreamSetting(stream=stream, fresh=APART, arithmetic=FLUSHED)
-        sync = study.search(stream).sync()
-        for field in stream.fresh_fields if sync is not None else ():
-            setting = replace(apart, fresh=field)
-            for cell in FRESH_CELLS:
-                runs = study.runs(setting, cell, sync)
-                records = [study.file.by_run[run] for run in runs if run in study.file.by_run]
-                of_sync = [(-1.0, study.runs(apart, SYNC, sync))]
-                late = study.runs(apart, cell, sync)
-                for task in records[0].auc if records else ():
-                    loss = study.gap([(1.0, late)], of_sync, task=task)
-                    gap = study.gap([(1.0, runs)], of_sync, task=task)
-                    back = study.gap([(1.0, runs)], [(-1.0, late)], task=task)
-                    lines.append(
-                        {
-                            "data": stream.key,
-                            "task": task,
-                            "fresh": field,
-                            "rows_late": cell.rows_late,
-                            "seeds": gap.n,
-                            "seeds_planned": stream.seeds,
-                            "test_auc": float(np.mean([r.auc[task] for r in records])),
-                            **gap_columns(gap),
-                            **gap_columns(loss, "gap_of_all_late"),
-                            **gap_columns(back, "gap_to_all_late"),
-                            "given_back": back.mean / -loss.mean if loss.mean else math.nan,
-                        }
-                    )
-    return lines
-
-
-def _tau_settings(streams: Sequence[Stream]) -> Iterator[tuple[StreamSetting, Sequence[Cell]]]:
-    """Every setting of the second plan with its cells."""
-    flushed = {"arithmetic": FLUSHED}
-    for stream in streams:
-        if stream.is_drawn:
-            continue
-        for order in (TIME, SHUFFLED):
-            yield StreamSetting(stream=stream, order=order, **flushed), TAU_CELLS
-        for passes in PASSES:
-            yield StreamSetting(stream=stream, passes=passes, **flushed), FEW_CELLS
-        if stream.other_split:
-            yield StreamSetting(stream=stream, split=stream.other_split, **flushed), FEW_CELLS
-        if stream.name == WHOLE_TENNIS.name:
-            for order in (TIME, SHUFFLED):
-                yield StreamSetting(stream=WHOLE_TENNIS, order=order), WHOLE_CELLS
 
 
 def gap_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:

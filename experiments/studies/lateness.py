@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from experiments.gaps import gap_of
-from experiments.lateness.data import config_of_data, data_of, tables_apart
+from experiments.lateness.data import config_of_data, data_of, fields_of, tables_apart
 from experiments.lateness.forest import forest_lines
-from experiments.lateness.hypotheses import hypothesis_lines
-from experiments.lateness.logs import add_log, facts_of, log_hash, read_logs
+from experiments.lateness.hypotheses import hypotheses, hypothesis_lines
+from experiments.lateness.logs import (
+    add_counts,
+    add_log,
+    counts_hash,
+    facts_of,
+    facts_of_fields,
+    log_hash,
+    read_counts,
+    read_logs,
+)
 from experiments.lateness.parts import PARTS
 from experiments.lateness.runs import (
     KEPT,
@@ -27,21 +36,19 @@ from experiments.lateness.runs import (
     run_of,
     samples_of,
 )
-from experiments.lateness.streams import (
-    STREAMS,
-    SYNC,
-    WHOLE_TENNIS,
-    Stream,
-    stream_of,
+from experiments.lateness.second_plan import (
+    field_lines,
+    fresh_lines,
+    second_hypotheses,
+    tau_lines,
 )
+from experiments.lateness.streams import STREAMS, SYNC, WHOLE_TENNIS, Stream, stream_of
 from experiments.lateness.table import (
     COLUMNS_OF_EMPTY,
     LatenessStudy,
     delay_lines,
-    fresh_lines,
     gap_lines,
     moderator_lines,
-    tau_lines,
 )
 from experiments.options import OneOf, PairedSeeds, Parallel, Some, hold
 from experiments.points import Point, readable
@@ -101,8 +108,9 @@ class Laboratory:
 
     file: RunsFile
     options: Options
-    data: dict[tuple[str, str, bool], StreamData] = field(default_factory=dict)
-    """By the stream's key, how it is cut, and whether each field has a table of its own."""
+    data: dict[tuple[str, str, bool, str], StreamData] = field(default_factory=dict)
+    """By the stream's key, how it is cut, whether each field has a table of its own, and the field
+    that is left out."""
     plans_only: bool = False
     planned: dict[str, int] = field(default_factory=dict)
     """Hash -> samples of runs that a plan wants and that are not done."""
@@ -155,16 +163,28 @@ class Laboratory:
         run = run_of(stream, SYNC, rates.row, rates.dense, 0, order=order)
         data = self._data(run)
         config = config_of(run, data)
-        path = logs_beside(self.file.path)
+        path = beside(self.file.path, "logs")
         if self.plans_only or log_hash(config, data, order) in read_logs(path):
             return
         print(f"  {order}: bursts and gradients", flush=True)
         updates = -(-samples_of(run, data.train_rows) // run.batch)
         add_log(path, facts_of(stream.key, order, config, data, updates))
 
+    def fields(self, stream: Stream) -> Sequence[str]:
+        """The stream's fields, each counted in the log where that is not done."""
+        run = run_of(stream, SYNC, 0.1, 1e-3, 0)
+        data = self._data(run)
+        names = fields_of(data)
+        path = beside(self.file.path, "counts")
+        digest = counts_hash(data, run.batch)
+        if not self.plans_only and all(one.data != digest for one in read_counts(path)):
+            print(f"  {stream.key}: bursts of {len(names)} fields", flush=True)
+            add_counts(path, facts_of_fields(stream.key, config_of(run, data), digest))
+        return names
+
     def _data(self, run: StudyRun) -> StreamData:
         """What the run trains on."""
-        key = run.stream, run.split, bool(run.fresh)
+        key = run.stream, run.split, bool(run.fresh), run.without
         if key not in self.data:
             if run.stream == WHOLE_TENNIS.key:
                 stream = WHOLE_TENNIS
@@ -173,7 +193,7 @@ class Laboratory:
                 stream = next(one for one in names if one.key == run.stream)
             self.data[key] = data_of(stream, self.options, run.split)
             if run.fresh:
-                self.data[key] = tables_apart(self.data[key], self.options)
+                self.data[key] = tables_apart(self.data[key], self.options, run.without)
         return self.data[key]
 
     def _keep(self, hash_: str, run: StudyRun, folder: Path) -> None:
@@ -199,9 +219,9 @@ def _sums_of(record: Record, predictions: object) -> dict[str, object]:
     }
 
 
-def logs_beside(runs: Path) -> Path:
-    """The file of what was measured of logs, beside that of runs."""
-    return runs.with_name(runs.name.replace("_runs", "_logs"))
+def beside(runs: Path, what: str) -> Path:
+    """The file of what was measured of logs, or counted of their fields, beside that of runs."""
+    return runs.with_name(runs.name.replace("_runs", f"_{what}"))
 
 
 def run(options: Options) -> None:
@@ -258,16 +278,23 @@ DRAWN = ("", "_moderator", "_forest")
 def tables_of(file: RunsFile, streams: Sequence[Stream]) -> dict[str, list[dict[str, Any]]]:
     """Every table of the study, by the end of its name, from the stored runs alone."""
     study = LatenessStudy(file, streams)
-    logs = {(f.stream, f.order): f for f in read_logs(logs_beside(file.path)).values()}
+    measured = read_logs(beside(file.path, "logs")).values()
+    logs = {(facts.stream, facts.order): facts for facts in measured}
+    counts = read_counts(beside(file.path, "counts"))
     fresh = fresh_lines(study)
+    of_fields = field_lines(study, counts)
     return {
         "": gap_lines(study, logs),
         "_moderator": moderator_lines(study, logs),
         "_forest": forest_lines(study),
         "_delays": delay_lines(study),
-        "_hypotheses": hypothesis_lines(study, logs),
+        "_hypotheses": [
+            *hypothesis_lines(hypotheses(study, logs)),
+            *hypothesis_lines(second_hypotheses(study, counts)),
+        ],
         "_tau": tau_lines(study),
         **({"_fresh": fresh} if fresh else {}),
+        **({"_fields": of_fields} if of_fields else {}),
     }
 
 
@@ -305,6 +332,16 @@ TAU_COLUMNS: dict[str, Column] = {
 """What the tau that one takes costs, by order, passes and split."""
 
 
+FIELD_COLUMNS: dict[str, Column] = {
+    "stream": "{data}",
+    "field": "{field}",
+    "b(4)": "{b_4:.3f}",
+    "misses half": "{missed_half_16:.3f}",
+    "worth [1e-3]": lambda line: gap_of(line, "worth"),
+    "given back [1e-3]": lambda line: gap_of(line, "given_back"),
+    "seeds": "{seeds} of {seeds_planned}",
+}
+"""What each field fresh gives back, beside what was foreseen of it."""
 FRESH_COLUMNS: dict[str, Column] = {
     "stream": "{data}",
     "task": "{task}",
@@ -345,6 +382,7 @@ PRINTED: dict[str, dict[str, Column]] = {
     "": COLUMNS,
     "_tau": TAU_COLUMNS,
     "_fresh": FRESH_COLUMNS,
+    "_fields": FIELD_COLUMNS,
     "_hypotheses": HYPOTHESES,
 }
 """Tables that a person reads, by the ends of their names."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from experiments import search as rules
-from experiments.lateness.data import cut_by, tables_apart
+from experiments.lateness.data import cut_by, fields_of, tables_apart
 from experiments.lateness.parts import PARTS, RateSearch, gap_of
 from experiments.lateness.runs import (
     FIRST_DRAW,
@@ -36,6 +35,7 @@ from experiments.lateness.runs import (
     run_of,
     samples_of,
 )
+from experiments.lateness.second_plan import fresh_lines
 from experiments.lateness.streams import (
     APART,
     ASYNC_0,
@@ -54,7 +54,7 @@ from experiments.lateness.streams import (
     Cell,
     stream_of,
 )
-from experiments.lateness.table import LatenessStudy, fresh_lines
+from experiments.lateness.table import LatenessStudy
 from experiments.search import (
     BETTER,
     CHANCE_AUC,
@@ -105,7 +105,7 @@ def test_every_field_of_a_run_and_its_data_change_its_hash():
             "stream": "tennis", "order": SHUFFLED, "window": VALIDATION, "start": 0.01,
             "rows_late": 7, "dense_late": 7, "batch": 256, "row_lr": 0.1, "dense_lr": 2e-3,
             "seed": 4, "updates": 2_501, "passes": 2, "split": BY_USER, "arithmetic": KEPT,
-            "fresh": "user",
+            "fresh": "user", "without": "item",
         }.items()
     ]  # fmt: skip
     hashes = {one.hash("data") for one in (run, *others)} | {run.hash("other data")}
@@ -274,24 +274,13 @@ def test_runs_of_two_arithmetics_are_never_paired(tmp_path):
     assert file.arithmetic_of(ZIPF) == KEPT and file.arithmetic_of(KUAIRAND) == FLUSHED
 
 
-def test_a_file_of_the_first_runs_is_read_and_gets_the_column_that_it_lacks(tmp_path):
+def test_a_line_that_a_kill_cut_is_no_run(tmp_path):
     file = RunsFile(tmp_path / "lateness_runs.csv")
-    first, late = run_of(ZIPF, SYNC, 0.1, 1e-3, 0), run_of(KUAIRAND, ROWS_16, 0.1, 1e-3, 0)
+    first, fresh = (run_of(ZIPF, SYNC, 0.1, 1e-3, 0, fresh=name) for name in ("", "user"))
     file.add(record(first, 0.7), {})
-    lines = [line.rpartition(",")[0] for line in file.path.read_text().splitlines()]
-    file.path.write_text("".join(f"{line}\n" for line in lines))
-    again = RunsFile(file.path)
-    assert list(again.by_run) == [first]
-    fresh = replace(late, fresh="user")
-    again.add(record(fresh, 0.8), {})
-    with file.path.open() as rows:
-        assert [row["fresh"] for row in csv.DictReader(rows)] == ["", "user"]
-    assert list(RunsFile(file.path).by_run) == [first, fresh]
-
-    # A line that a kill cut at its end is not taken for one of the first runs.
+    file.add(record(fresh, 0.8), {})
     with file.path.open("a") as rows:
         rows.write(file.path.read_text().splitlines()[-1].rpartition(",")[0] + "\n")
-    assert list(RunsFile(file.path)) == list(RunsFile(file.path).by_run.values())
     assert [one.run for one in RunsFile(file.path)] == [first, fresh]
 
 
@@ -313,6 +302,12 @@ def test_a_fresh_field_is_one_of_a_schema_in_which_each_has_a_table_of_its_own(t
     for fresh, names in (("user", ("user",)), (APART, ())):
         run = run_of(stream, ROWS_16, 0.1, 1e-3, 0, fresh=fresh)
         assert config_of(run, apart).sync.fresh == names
+
+    # Without a field the samples are the same, and so are the others' lookups.
+    less = tables_apart(own, lateness.Options(out=tmp_path / "out"), without="user")
+    assert fields_of(less) == ("item",) and less.sha256 != apart.sha256
+    pairs = zip(one.chunks("train"), open_source(less.name).chunks("train"), strict=True)
+    assert all((a.labels == b.labels).all() and len(b.ids) == b.size for a, b in pairs)
 
 
 def test_a_fresh_field_that_takes_half_of_the_loss_away_gives_a_half_back(tmp_path):
@@ -474,6 +469,9 @@ class Pretended:
 
     def measure(self, stream, order, rates) -> None:
         self.measured.append(order)
+
+    def fields(self, stream) -> tuple[str, ...]:
+        return (*stream.fresh_fields, "third")
 
 
 def auc_by_lateness(run: StudyRun) -> float:
