@@ -304,7 +304,7 @@ def _placings(origins: Iterable[Origin], here: CurrentFiles) -> dict[Path, list[
     result: dict[Path, list[_Placing]] = {}
     for origin in origins:
         split = origin.split_here(here) if origin.files else None
-        if split is None or split.by_group:  # whose column nobody has kept
+        if split is None or split.by_group or split.leave_one_out:  # whose column nobody kept
             continue
         total = sum(file["rows"] for file in origin.files)
         rows_before = seen = 0

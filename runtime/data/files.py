@@ -18,7 +18,7 @@ from runtime.data.ids import tag
 from runtime.data.rows import Rows, absent_share, why_bad
 from runtime.data.schema import Schema, document
 from runtime.data.source import FileRows, Part, Provenance, Source, parsed_by
-from runtime.data.split import CODES, UNPLACED, Placer
+from runtime.data.split import CODES, UNPLACED, LeftOut, Placer, left_out
 from runtime.data.table import Table, main_files, open_table
 
 
@@ -304,7 +304,8 @@ class FileSource:
     ) -> Iterator[tuple[Rows, np.ndarray]]:
         """The named columns of all rows (None: all that are read), and the codes of their parts."""
         schema = self.schema
-        placer = Placer(schema.split, schema.missing, *(counts or self._counts), schema.group)
+        counted = counts or self._counts
+        placer = Placer(schema.split, schema.missing, *counted, schema.group, self._left_out)
         for rows in (table or self._table()).stream(names or schema.read_columns):
             yield rows, placer.place(rows)
 
@@ -316,6 +317,15 @@ class FileSource:
         for rows, codes in self.placed_rows(names, counts=counts):
             codes_of.setdefault(rows.path, []).append(codes.astype(np.int8))
         return {path: np.concatenate(codes) for path, codes in codes_of.items()}
+
+    @cached_property
+    def _left_out(self) -> LeftOut | None:
+        """The rows that the split leaves out of each group; None where it does not."""
+        schema, split = self.schema, self.schema.split
+        if split.leave_one_out is None or schema.group is None:
+            return None
+        names = (schema.group, *([] if split.column is None else [split.column]))
+        return left_out(split, schema.missing, schema.group, self._table().stream(names))
 
     @cached_property
     def _counts(self) -> tuple[int, int]:

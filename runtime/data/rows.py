@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -413,6 +413,23 @@ def span_of(
     every = (_comparable(texts[k], threshold) for k in np.unique(which[which < len(texts)]))
     values = [value for value in every if value is not None]
     return (min(values), max(values)) if values else None
+
+
+def order_of(array: ArrowArray, missing: Collection[str]) -> tuple[np.ndarray, set[type]]:
+    """longdouble [B], by which the numbers or dates of a column are ordered, and which of the two
+    they are; NaN where there is neither. Whole numbers of 64 bits are not rounded."""
+    texts, which = written(array, missing)
+    values: list[Any] = []
+    found = set[type]()
+    for text in texts:
+        value = _finite(text)
+        instant = _instant(text) if value is None else None
+        if instant is not None:
+            zoned = instant if instant.tzinfo else instant.replace(tzinfo=UTC)
+            value = (zoned - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
+        values.append(np.longdouble("nan") if value is None else np.longdouble(value))
+        found |= {datetime} if instant is not None else set() if value is None else {float}
+    return np.array([*values, np.nan], np.longdouble)[which], found
 
 
 def _numbers_reach(array: ArrowArray, threshold: float) -> tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ group = "user"                             # GAUC by this column of ids; may be 
 split = { column = "day", test_from = 7 }  # or test_from = 2024-05-01, a date;
                                            # or { column = "part", test_equals = "test" };
                                            # or { test_fraction = 0.2, random_seed = 1 };
+                                           # or { leave_one_out = "test_only", column = "time" };
                                            # or { test_file = "test.csv",
                                            #      validation_file = "valid.csv" }
 line_breaks = true                         # quoted values hold some; else leave it out
@@ -258,8 +259,9 @@ class Schema:
                 f"group must be a column of one value a sample and no label, got {self.group!r}; it"
                 " need not be one of columns"
             )
-        if self.split.by_group and self.group is None:
-            yield "by_group splits by the schema's group, and there is none: name it"
+        by_groups = {"by_group": self.split.by_group, "leave_one_out": self.split.leave_one_out}
+        for key in (key for key, given in by_groups.items() if given and self.group is None):
+            yield f"{key} splits by the schema's group, and there is none: name it"
         if len(self.layout.fields) > MAX_FIELDS:  # which refuses two columns of one name, too
             yield f"at most {MAX_FIELDS} id columns fit, {self.name} has {len(self.id_columns)}"
 
@@ -351,7 +353,8 @@ class Schema:
     @property
     def placing_columns(self) -> tuple[str, ...]:
         """The labels and the weight, and the column that decides the split."""
-        decides = (self.split.column, self.group if self.split.by_group else None)
+        by_group = self.split.by_group or self.split.leave_one_out
+        decides = (self.split.column, self.group if by_group else None)
         return (*self.judging_columns, *(name for name in decides if name is not None))
 
     def _tasks_of(self, labels: tuple[str, ...] | None) -> tuple[str, ...]:

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Annotated
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
 from persia_sim.base.schema import Within, check_fields
+from runtime.data.errors import DataError
 from runtime.data.ids import hash_integers, hash_texts, join_hashes, mix64
-from runtime.data.rows import FORMS, Rows, Threshold, at_least, equals, threshold_of, written
+from runtime.data.rows import (
+    FORMS,
+    Rows,
+    Threshold,
+    at_least,
+    equals,
+    order_of,
+    threshold_of,
+    written,
+)
 from runtime.data.source import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Which rows train and which test: by a column's value, at random, by place, or by file."""
+    """Which rows train and which test: by a column's value, at random, by place, the last ones of
+    each group, or by file."""
 
     column: str | None = None
-    """The column that decides, with ``test_from`` or ``test_equals``."""
+    """The column that decides, with ``test_from`` or ``test_equals``; or by which
+    ``leave_one_out`` orders the rows."""
     test_from: int | float | str | date | None = None
     """First test value of ``column``: rows below it train, it and all above it test. Numbers
     compare as numbers, dates (TOML dates, or texts YYYY-MM-DD, also with HH:MM:SS) as dates;
@@ -35,6 +47,10 @@ class Split:
     by_group: bool | None = None
     """Whether ``test_fraction`` and ``validation_fraction`` draw whole groups of the schema's
     ``group``, by a hash of group and seed; a sample without one is drawn by itself."""
+    leave_one_out: Literal["test_only", "valid_and_test"] | None = None
+    """The last row of each of the schema's groups tests, and with valid_and_test the one before it
+    validates; the first row of a group always trains, and so do rows without one. Last by the
+    numbers or dates of ``column``, or else, and among equal ones, by the order of the files."""
     test_file: str | None = None
     """A file, or a pattern, whose rows test; all rows of the schema's ``file`` train."""
     validation_file: str | None = None
@@ -49,15 +65,22 @@ class Split:
         # Exactly one way to split.
         ways = [
             name
-            for name in ("test_from", "test_equals", "test_fraction", "test_file")
+            for name in ("test_from", "test_equals", "test_fraction", "leave_one_out", "test_file")
             if getattr(self, name) is not None
         ]
         by_column = ways in (["test_from"], ["test_equals"])
-        if len(ways) != 1 or by_column != (self.column is not None):
+        orders = ways == ["leave_one_out"]
+        if len(ways) != 1 or (by_column != (self.column is not None) and not orders):
             given = ways if self.column is None else ["column", *ways]
             raise ValueError(
                 "a split needs either column and test_from, or column and test_equals, or"
-                f" test_fraction, or test_file, got {' and '.join(given) or 'none of them'}"
+                f" test_fraction, leave_one_out or test_file, got"
+                f" {' and '.join(given) or 'none of them'}"
+            )
+        if self.leave_one_out == "valid_and_test" and self.validation_fraction:
+            raise ValueError(
+                "leave_one_out valid_and_test and validation_fraction both say what validates;"
+                " remove one"
             )
 
         # What goes with only one of them.
@@ -87,6 +110,8 @@ class Split:
     @property
     def rule(self) -> str:
         """What a value of the split's column must be, in words."""
+        if self.leave_one_out is not None:
+            return f"the split orders each group by this column: write digits, or dates, {FORMS}"
         if self.test_from is None:
             return f"the split compares this column with {self.test_equals!r}"
         if isinstance(self.threshold, datetime):
@@ -121,6 +146,11 @@ class Split:
         elif self.test_from is not None:
             kind = " (as dates)" if isinstance(self.threshold, datetime) else ""
             words = f"train {self.column} < {self._threshold_words}{kind}, test the others"
+        elif self.leave_one_out is not None:
+            by = "" if self.column is None else f" by {self.column}"
+            words = f"test the last row of each group{by}, train the others"
+            if self.leave_one_out == "valid_and_test":
+                words += "; validation: the one before it"
         elif self.random_seed is not None:
             what = "groups" if self.by_group else "rows"
             words = f"test a random {self.test_fraction} of the {what}, seed {self.random_seed}"
@@ -142,6 +172,56 @@ NOT_READ = 3
 """Code of a training sample behind those that were asked for."""
 
 
+class LeftOut(NamedTuple):
+    """The rows that ``leave_one_out`` takes out of training, by their places over all files."""
+
+    test: np.ndarray
+    validation: np.ndarray
+    unusable: np.ndarray
+    """Those whose ``column`` holds nothing that orders them."""
+
+
+def left_out(split: Split, missing: Collection[str], group: str, stream: Iterable[Rows]) -> LeftOut:
+    """Find the last rows of each group, of all rows of a table; 36 bytes a row meanwhile.
+
+    Raises DataError for a column that orders some rows by numbers and others by dates.
+    """
+    # Of every row its group, what orders it, and its place.
+    parts: list[tuple[np.ndarray, ...]] = []
+    kinds = set[type]()
+    for rows in stream:
+        texts, which = written(rows.table.column(group), missing)
+        order = np.zeros(len(which), np.longdouble)
+        if split.column is not None:
+            order, found = order_of(rows.table.column(split.column), missing)
+            kinds |= found
+        hashes = np.append(hash_texts(texts), np.uint64(0))[which]
+        parts.append((hashes, order, rows.places, which < len(texts)))
+    if len(kinds) > 1:
+        raise DataError(
+            f"column {split.column} holds numbers and dates, and the split orders each group by it;"
+            " write one of them"
+        )
+    group_of, order_by, places, has_group = (np.concatenate(p) for p in zip(*parts, strict=True))
+    unusable = np.isnan(order_by)
+    ordered = ~unusable & has_group
+    in_group = places[ordered]
+
+    # Group by group in order: how many rows come behind each, and whether one stands before it.
+    by_group = np.lexsort((in_group, order_by[ordered], group_of[ordered]))
+    sorted_groups = group_of[ordered][by_group]
+    starts = np.flatnonzero(np.diff(sorted_groups, prepend=~sorted_groups[:1]))
+    sizes = np.diff(np.append(starts, len(by_group)))
+    behind = np.repeat(starts + sizes, sizes) - 1 - np.arange(len(by_group))
+    is_first = behind == np.repeat(sizes, sizes) - 1
+    tests, validates = (np.sort(in_group[by_group[~is_first & (behind == k)]]) for k in (0, 1))
+    return LeftOut(
+        test=tests,
+        validation=validates if split.leave_one_out == "valid_and_test" else validates[:0],
+        unusable=places[unusable],
+    )
+
+
 @dataclass(slots=True)
 class Placer:
     """Gives each row of one stream its part; call ``place`` once for each chunk, in order."""
@@ -155,6 +235,8 @@ class Placer:
     part."""
     group: str | None = None
     """The column of groups; needed by a split by them."""
+    left_out: LeftOut | None = None
+    """The rows that are left out; needed by ``leave_one_out``."""
     _train_seen: int = 0
     _drawn: int = 0
     _generator: np.random.Generator = field(init=False)
@@ -176,6 +258,8 @@ class Placer:
         codes[unusable] = UNPLACED
         if rows.part == "validation":
             codes[:] = CODES["validation"]
+        if self.left_out is not None:
+            codes[np.isin(rows.places, self.left_out.validation)] = CODES["validation"]
         if self.split.validation_fraction:
             train = codes == CODES["train"]
             order = self._train_seen + np.cumsum(train)  # 1 for the first training sample
@@ -204,6 +288,9 @@ class Placer:
             return at_least(rows.table.column(split.column), split.threshold, self.missing)
         if split.column is not None and split.test_equals is not None:
             return equals(rows.table.column(split.column), split.test_equals, self.missing)
+        if self.left_out is not None:
+            tests, _, unusable = (np.isin(rows.places, places) for places in self.left_out)
+            return tests, unusable
         assert split.test_fraction is not None  # the split's own check
         if split.random_seed is None:
             last = round(self.rows * (1 - split.test_fraction))

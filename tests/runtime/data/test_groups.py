@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from runtime.__main__ import main
@@ -128,3 +129,62 @@ def test_a_run_is_judged_within_groups_that_it_does_not_read(tmp_path, loaders, 
     assert (
         main(["predict", run, "--data", str(tmp_path / "clicks.csv"), "--out", f"{run}.csv"]) == 0
     )
+
+
+@pytest.mark.parametrize("way", ["test_only", "valid_and_test"])
+@pytest.mark.parametrize("column", [None, "time", "day"])
+def test_leave_one_out_takes_the_last_row_of_each_group(tmp_path, way, column):
+    """Against pandas: by number, by date or by place, of equal ones the later; the first stays."""
+    draw = np.random.default_rng(3)
+    table = pd.DataFrame({"user": draw.choice([*"abcdefgh", ""], 60), "row": np.arange(60.0)})
+    table["time"] = draw.integers(0, 20, 60) + 2**60
+    table["day"] = pd.Timestamp("2026-01-01") + pd.to_timedelta(draw.integers(0, 9, 60), "D")
+    table["y"] = np.arange(60) % 2
+    table.loc[60] = ["alone", 60.0, 0, pd.Timestamp("2026-01-01"), 1]
+    for part, rows in enumerate((table.iloc[:30], table.iloc[30:])):  # groups go across files
+        rows.to_csv(tmp_path / f"s-{part}.csv", index=False)
+    (tmp_path / "s.toml").write_text(
+        'name = "s"\nfile = "s-*.csv"\nlabels = ["y"]\ngroup = "user"\n'
+        f'split = {{ leave_one_out = "{way}"{f", column = {column!r}" if column else ""} }}\n'
+        'columns = ["user", { name = "row", kind = "numeric", log = false }]\n'
+    )
+    table = pd.concat([pd.read_csv(f) for f in sorted(tmp_path.glob("s-*.csv"))])
+    by = table.assign(row=table.row.astype(int)).dropna(subset="user")
+    by = by.sort_values(column, kind="stable") if column else by
+    behind = by.groupby("user").cumcount(ascending=False)
+    is_first = by.groupby("user").cumcount() == 0
+    expected = {
+        "test": {*by.row[(behind == 0) & ~is_first]},
+        "validation": {*by.row[(behind == 1) & ~is_first]} if way == "valid_and_test" else set(),
+    }
+    expected["train"] = {*range(61)} - expected["test"] - expected["validation"]
+    source = open_source(str(tmp_path / "s.toml"))
+    found = {part: [b.dense[:, 0] for b in source.chunks(part)] for part in expected}
+    rows = {part: [*map(int, np.concatenate(of))] if of else [] for part, of in found.items()}
+    assert {part: {*of} for part, of in rows.items()} == expected
+    assert all(of == sorted(of) for of in rows.values()), "each in the order of the files"
+    assert 60 in rows["train"], "a group of one row trains"
+
+
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [
+        ('leave_one_out = "test_only", column = "y2"', "the split orders each group by this"),
+        ('leave_one_out = "test_only", test_fraction = 0.1', "leave_one_out"),
+        ('leave_one_out = "valid_and_test", validation_fraction = 0.1', "both say what validates"),
+    ],
+)
+def test_leave_one_out_says_what_is_wrong(folder, split, said):
+    (folder / "s.csv").write_text("user,item,y,y2\na,1,0,1\na,2,1,x\na,3,1,3\na,1,0,2\n")
+    text = schema_text('"item"').replace("test_fraction = 0.4, random_seed = 5", split)
+    with pytest.raises(DataError, match=said):
+        list(opened(folder, text).chunks("train"))
+
+
+def test_leave_one_out_asks_for_a_group(folder):
+    text = schema_text('"item"').replace('group = "user"\n', "")
+    with pytest.raises(DataError, match="leave_one_out splits by the schema's group"):
+        opened(
+            folder,
+            text.replace("test_fraction = 0.4, random_seed = 5", 'leave_one_out = "test_only"'),
+        )
