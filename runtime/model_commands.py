@@ -53,6 +53,9 @@ class Evaluate(Opened, Checked):
     data: JudgedData = field(default_factory=JudgedData)
     test_rows: Annotated[int | None, Within(2, 2**62)] = None
     """Only the first samples of the test part, >= 2; of the run's own data as in training."""
+    rank_against: Path | None = None
+    """A table of items, one a row, as items.csv: also rank all of them for each test sample with a
+    1, but those that its user (the schema's group) has with a 1 elsewhere: Recall@10, NDCG@10."""
     out: Path | None = None
     """JSON file to write, as scores.json; an earlier evaluation in its place is replaced."""
 
@@ -133,6 +136,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         data_dir=options.data.dir,
         skip_bad_rows=options.data.skip_bad_rows,
         test_rows=options.test_rows,
+        items=options.rank_against,
         on_warning=warn,
         trust=options.trust,
     )
@@ -290,6 +294,17 @@ def describe(result: dict[str, Any]) -> str:
     for name, score in tasks.items():
         if top := ", ".join(f"{k} {v:.4f}" for k, v in score.items() if "@" in k and v is not None):
             lines.append(f"{name}: {top} within the groups")
+
+    if ranked := result.get("ranking"):
+        top = ", ".join(f"{k} {v:.4f}" for k, v in ranked.items() if "@" in k and v is not None)
+        by = ranked["left_out"]
+        without = f", without those that the same {by} has with a 1 elsewhere" if by else ""
+        lines.append(
+            f"{ranked['task']}: {top} of {ranked['items']:,} items for each of"
+            f" {ranked['lists']:,} samples with a 1{without}"
+        )
+        if absent := ranked["lists_without_item"]:
+            lines.append(f"warning: the table of items lacks those of {absent:,} such samples")
 
     # What makes these scores doubtful.
     from runtime.run.evaluate import row_share_lines

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, Self
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, cast
 
 import numpy as np
 
@@ -60,16 +60,7 @@ class Layout:
         names = [field.name for field in self.fields]
         if self.group not in names:
             return None if self.group is None else batch.groups
-        place = names.index(self.group)
-        width = len(self.fields)
-        starts = np.arange(place, len(batch.ids), width)
-        if batch.offsets is not None:
-            starts = batch.offsets[:-1][place::width]
-            ends = batch.offsets[1:][place::width]
-            if (ends - starts != 1).any():
-                raise ValueError(f"group {self.group} must have exactly one id in every sample")
-        result: np.ndarray = batch.ids[starts]
-        return result
+        return batch.of_field(names.index(self.group), f"group {self.group}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +124,41 @@ class Batch:
     def take(self, order: np.ndarray) -> Self:
         """Samples in another order (a permutation or a choice of sample numbers)."""
         fields = self._fields()
-        bags = (order[:, None] * fields + np.arange(fields)).ravel()
-        if self.offsets is None:
-            ids = self.ids[bags]
-            offsets = None
-        else:
-            lengths = self._bag_lengths()[bags]
-            offsets = np.concatenate([[0], np.cumsum(lengths)])
-            where = np.repeat(self.offsets[bags] - offsets[:-1], lengths) + np.arange(offsets[-1])
-            ids = self.ids[where]
+        ids, offsets = self._bags((order[:, None] * fields + np.arange(fields)).ravel())
         groups = None if self.groups is None else self.groups[order]
         return type(self)(ids, offsets, self.dense[order], self.labels[order], groups)
+
+    def with_columns_of(self, other: Batch, fields: np.ndarray, dense: np.ndarray) -> Self:
+        """These samples with some columns of others, one for one; ``fields`` bool [F] and ``dense``
+        bool [D] say which. Labels and groups stay."""
+        alike = replace(other, labels=self.labels, groups=self.groups)
+        both = type(self).concat([self, cast(Self, alike)])
+        sample = np.arange(self.size)[:, None] + self.size * fields
+        ids, offsets = both._bags((sample * len(fields) + np.arange(len(fields))).ravel())
+        features = np.where(dense, other.dense, self.dense)
+        return type(self)(ids, offsets, features, self.labels, self.groups)
+
+    def of_field(self, place: int, name: str = "the field") -> np.ndarray:
+        """uint64 [B]: the one id that each sample has of a field; ValueError where one has another
+        number of them."""
+        width = self._fields()
+        starts = np.arange(place, len(self.ids), width)
+        if self.offsets is not None:
+            starts = self.offsets[:-1][place::width]
+            ends = self.offsets[1:][place::width]
+            if (ends - starts != 1).any():
+                raise ValueError(f"{name} must have exactly one id in every sample")
+        result: np.ndarray = self.ids[starts]
+        return result
+
+    def _bags(self, bags: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """The ids of these bags, in this order, and their offsets."""
+        if self.offsets is None:
+            return self.ids[bags], None
+        lengths = self._bag_lengths()[bags]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        where = np.repeat(self.offsets[bags] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return self.ids[where], offsets
 
     def named(self) -> dict[str, np.ndarray]:
         """The arrays that it has, by their names."""

@@ -156,7 +156,7 @@ def evaluate(
     counts = []
     distances = np.zeros(len(layout.dense))
     first: Batch | None = None
-    with _evaluating(model), closing(worker.store.peek_all(held_out)) as handles:
+    with evaluating(model), closing(worker.store.peek_all(held_out)) as handles:
         for handle in handles:
             batch = handle.batch
             first = batch if first is None else first
@@ -221,7 +221,7 @@ def by_its_batch(
         parts = [first, *parts]
     # Who draws in its forward pass shall not draw otherwise later.
     with (
-        _evaluating(model),
+        evaluating(model),
         torch.random.fork_rng(),
         closing(worker.store.peek_all(parts)) as handles,
     ):
@@ -307,8 +307,9 @@ def row_share_lines(shares: Mapping[str, float], part: str) -> list[str]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """A user may keep a part of the model in eval mode (a frozen norm): each has its own flag."""
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """All modules in eval mode, and afterwards as they were. A user may keep a part of the model in
+    eval mode (a frozen norm): each has its own flag."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

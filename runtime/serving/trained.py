@@ -4,8 +4,10 @@ or an export, sorted, and never written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,8 +35,9 @@ from runtime.files import BrokenFileError
 from runtime.models.imported import refuse_code_in, refuse_urls_named_in
 from runtime.object_store import address_of
 from runtime.rank.learner import Learner
-from runtime.run.evaluate import HeldOut, evaluate, overlap_with, threads_of
+from runtime.run.evaluate import HeldOut, evaluate, evaluating, overlap_with, threads_of
 from runtime.run.folder import plain
+from runtime.serving.ranking import rank_against
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +125,12 @@ def evaluate_run(
     data_dir: Path | None = None,
     skip_bad_rows: bool = False,
     test_rows: int | None = None,
+    items: Path | None = None,
     on_warning: Callable[[str], None] = lambda text: None,
     trust: bool = False,
 ) -> dict[str, Any]:
-    """The scores of each task, with what they are of; plain JSON values.
+    """The scores of each task, with what they are of; plain JSON values. With ``items`` also the
+    figures of ranking all items of that table (`ranking.rank_against`).
 
     Raises ValueError for a path without a checkpoint, for data of another kind, and as
     `open_trained` for code, and URLs of data, that nobody is known to ``trust``.
@@ -157,6 +162,10 @@ def evaluate_run(
     held_out = HeldOut(source, test_rows)
     with threads_of(config.engine):
         evaluated = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
+        ranked = {}
+        if items is not None:
+            predict = partial(_predictions, trained)
+            ranked["ranking"] = rank_against(items, source, held_out, predict)
     overlap = overlap_with(trained.checkpoint.trained_on(), held_out)
     evaluated.warnings[:0] = overlap.sentences()
     if overlap.trained:
@@ -177,9 +186,18 @@ def evaluate_run(
         "rows_trained_on": overlap.count,
         "rows_alike": overlap.alike,
         "tasks": {name: plain(score.figures()) for name, score in evaluated.tasks.items()},
+        **plain(ranked),
         "ids_with_row": evaluated.ids_with_row,
         "warnings": evaluated.warnings,
     }
+
+
+def _predictions(trained: Trained, batches: Iterable[Batch]) -> Generator[np.ndarray, None, None]:
+    """float [B, T] of each batch, with the rows as they are."""
+    model, worker = trained.learner.model, trained.worker
+    with evaluating(model), closing(worker.store.peek_all(batches)) as handles:
+        for handle in handles:
+            yield trained.learner.predict(model, handle.batch, worker.pool(handle))
 
 
 def refuse_other_layout(trained: Layout, given: Layout, name: str) -> None:
