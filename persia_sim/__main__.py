@@ -108,13 +108,13 @@ def _answer(words: list[str]) -> str:
         paths = write_examples(Path(words[1] if words[1:] else "."))
         return f"wrote {', '.join(map(str, paths))}; edit and name them"
     if words[:1] == ["sharded"]:
-        from persia_sim.cli.sharded import ShardedOptions, run_sharded
+        from persia_sim.sharded.command import ShardedOptions, run_sharded
 
         sharded = read_options(ShardedOptions, words[1:], "persia-sim sharded")
         load_numpy_random()
         return run_sharded(sharded)
     if words[:1] == ["size"]:
-        from persia_sim.cli.size import SizeOptions, run_size
+        from persia_sim.sharded.size_command import SizeOptions, run_size
 
         size = read_options(SizeOptions, words[1:], "persia-sim size")
         load_numpy_random()

@@ -22,11 +22,7 @@ from types import FrameType
 
 from tests.tree import PACKAGES, ROOT
 
-ANNEXES = (
-    "runtime/hosts",
-    "persia_sim/sharded", "persia_sim/presets/software.py", "persia_sim/cli/sharded.py",
-    "persia_sim/cli/size.py", "persia_sim/report/compare.py", "persia_sim/report/sizing.py",
-)  # fmt: skip
+ANNEXES = ("runtime/hosts", "persia_sim/sharded")
 """What only runs over several processes and hosts, and systems with their tables on GPUs."""
 LEAST_LINES_OF_A_TWIN = 2
 TRACED_STEP, STEPS = 20, 40

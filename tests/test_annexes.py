@@ -68,8 +68,10 @@ def test_a_plain_scenario_is_simulated_without_the_annexes(core):
     assert "samples/s" in said_by(core, "persia_sim", "--mode", "hybrid", "--steps", "20")
 
 
-def test_a_study_runs_without_the_annexes(core):
+def test_studies_run_without_the_annexes(core):
     said_by(core, "experiments", "demo", "--dry-run")
+    data = ["--data", "synthetic", "--cluster", "examples/cluster.toml", "--dry-run"]
+    assert "simulations" in said_by(core, "experiments", "which-mode", *data)  # as `make demo`
 
 
 TRAIN = "runtime train --data.name synthetic --steps 2 --test-rows 50 --executor concurrent"
@@ -86,8 +88,8 @@ TRAIN = "runtime train --data.name synthetic --steps 2 --test-rows 50 --executor
         (f"{TRAIN} --ray auto", {}, "runtime.hosts"),
         ("runtime serve", {}, "runtime.hosts"),
         ("runtime resize nowhere --servers 2", {}, "runtime.hosts"),
-        ("persia_sim size --samples-per-s 1e5", {}, "persia_sim.cli.size"),
-        ("persia_sim sharded", {}, "persia_sim.cli.sharded"),
+        ("persia_sim size --samples-per-s 1e5", {}, "persia_sim.sharded"),
+        ("persia_sim sharded", {}, "persia_sim.sharded"),
     ],
     ids=["servers", "workers", "loaders", "torchrun", "ray", "serve", "resize", "size", "sharded"],
 )

@@ -21,8 +21,8 @@ from persia_sim.base import vocabulary
 from persia_sim.base.command_line import options_of
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, scenario_of
-from persia_sim.cli.sharded import ShardedOptions
 from persia_sim.cluster.scenario import Averaging, Queues, Scenario
+from persia_sim.sharded.command import ShardedOptions
 from runtime.config import SyncConfig, TrainConfig
 from runtime.dense import averaging
 from runtime.train_options import Train, read_train
@@ -122,7 +122,7 @@ words.DEFAULT_TAU, words.DEFAULT_AHEAD, words.DEFAULT_AVERAGE_EVERY_S = 7, 9, 0.
 import json
 from experiments.studies.convergence import Options as ConvergenceOptions
 from persia_sim.cli import Options, scenario_of
-from persia_sim.cli.sharded import ShardedOptions
+from persia_sim.sharded.command import ShardedOptions
 from persia_sim.report.sweep import Point
 from runtime.config import SyncConfig
 from runtime.dense.averaging import PERIOD_S

@@ -15,8 +15,8 @@ from persia_sim.base.window import updates_missed
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.presets import catalogue
 from persia_sim.report import sweep
+from persia_sim.report.hosts import cheapest
 from persia_sim.report.ranges import OnServers, Range, range_of
-from persia_sim.report.sizing import cheapest
 
 PAPER, H100 = "v100-paper", "h100-host"
 MOVIELENS, KUAIRAND = "movielens-latest-small-2016", "kuairand-pure-14d"

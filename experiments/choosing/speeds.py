@@ -25,14 +25,8 @@ from persia_sim.cluster.scenario import Scenario
 from persia_sim.presets.catalogue import MACHINES, rows_of
 from persia_sim.presets.from_file import find_rows
 from persia_sim.report import sweep
+from persia_sim.report.hosts import MOST_HOSTS, cheapest, hosts_for_rows, sized, unknown_hosts
 from persia_sim.report.ranges import OnServers, Range, range_of
-from persia_sim.report.sizing import (
-    MOST_HOSTS,
-    cheapest,
-    hosts_for_rows,
-    sized,
-    unknown_hosts,
-)
 
 TAUS: Mapping[Mode, tuple[int | None, ...]] = {
     Mode.SYNC: (None,),

@@ -18,7 +18,8 @@ import numpy as np
 from experiments.published.gpu_rows import Measured
 from persia_sim.cluster.machine import Fabric, Reach
 from persia_sim.presets.fitted import FITTED, Constant, holders
-from persia_sim.presets.software import (
+from persia_sim.sharded.plan import Software, Strategy
+from persia_sim.sharded.software import (
     BAND,
     Band,
     Seen,
@@ -28,7 +29,6 @@ from persia_sim.presets.software import (
     half_ln,
     strange,
 )
-from persia_sim.sharded.plan import Software, Strategy
 from persia_sim.sharded.stages import Job, step_s
 
 NOISE = 0.12

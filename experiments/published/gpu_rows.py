@@ -26,9 +26,9 @@ from persia_sim.cluster.machine import Host, Precision, Reach, System
 from persia_sim.cluster.tables import RowUpdate, Storage, Table
 from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.fitted import REACH
-from persia_sim.presets.software import SOFTWARE, unknown_software
 from persia_sim.sharded.plan import Software, Strategy
 from persia_sim.sharded.ranker import Ranker
+from persia_sim.sharded.software import SOFTWARE, unknown_software
 from persia_sim.sharded.stages import Job
 
 _SAME = 1.25

@@ -30,8 +30,8 @@ from persia_sim.cluster.scenario import Noise, Scenario
 from persia_sim.cluster.workload import Workload
 from persia_sim.presets.catalogue import CLUSTERS, workloads
 from persia_sim.presets.costs import FITS, calibrated
+from persia_sim.report.hosts import unknown_hosts
 from persia_sim.report.ranges import OnServers, Range, range_of
-from persia_sim.report.sizing import unknown_hosts
 
 MODES = {"hybrid": Mode.HYBRID, "sync": Mode.SYNC, "async": Mode.ASYNC_AVERAGING}
 WIDE_TAU = 16  # the bound of the published runs is not known; wide enough never to bind

@@ -15,7 +15,7 @@ from experiments.published import calibration
 from experiments.published.gpu_rows import Measured, MeasuredFiles
 from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.presets.fitted import FITTED
-from persia_sim.presets.software import band_ln, is_unknown
+from persia_sim.sharded.software import band_ln, is_unknown
 from persia_sim.sharded.stages import Stages, fits, stages, step_s
 
 _SHOWN = 20  # predictions on the screen where nothing is measured

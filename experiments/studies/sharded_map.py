@@ -33,15 +33,16 @@ from persia_sim.cluster.memory import FORMATS
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import simulate
-from persia_sim.presets.catalogue import MACHINES, gcp_100t, ranker_of
+from persia_sim.presets.catalogue import MACHINES, gcp_100t
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.fitted import REACH
-from persia_sim.presets.software import SOFTWARE
-from persia_sim.report.compare import OnGpus, alike
 from persia_sim.report.critical_path import blame_of_resources
 from persia_sim.report.measure import throughput
 from persia_sim.report.ranges import OnServers, Range, range_of
+from persia_sim.sharded.compare import OnGpus, alike
 from persia_sim.sharded.plan import HostTime, Software, Strategy
+from persia_sim.sharded.presets import ranker_of
+from persia_sim.sharded.software import SOFTWARE
 from persia_sim.sharded.stages import Job, Stages, fits, stages, step_of
 
 MACHINE_OF = {"v100": "p3.16xlarge", "a100": "nd96amsr-a100-v4", "h100": "p5.48xlarge"}

@@ -1,8 +1,10 @@
-"""What a person reads at the end of a run or a simulation: one fact on a line, in one column."""
+"""What a person reads at the end of a run or a simulation: one fact on a line, in one column; and
+tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 Facts = list[tuple[str, str]]
 """What a fact is called, and what it says; a list has one entry on each line, and an empty fact is
@@ -39,3 +41,28 @@ def column(entries: Iterable[tuple[str, str]]) -> str:
     lines = list(entries)
     width = max((len(figure) for figure, _ in lines), default=0)
     return "\n".join(f"{figure:>{width}}  {name}" for figure, name in lines)
+
+
+def aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table in columns; words stand left, numbers right, and the last column is as it comes.
+
+    >>> print(aligned(["a", "n", "source"], [["bc", "10", "x"], ["d", "9", "y z"]]))
+    a    n  source
+    bc  10  x
+    d    9  y z
+    """
+    columns = list(zip_longest(header, *lines, fillvalue=""))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(_is_number(cell) for cell in column[1:]) for column in columns]
+    rows = []
+    for line in (header, *lines):
+        cells = [
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        ]
+        rows.append("  ".join(cells).rstrip())
+    return "\n".join(rows)
+
+
+def _is_number(cell: str) -> bool:
+    return not cell or cell == "unknown" or cell.replace(",", "").replace(".", "").isdigit()

@@ -124,7 +124,7 @@ def run(options: Options) -> str:
         _refuse_rows(held, scenario, options)
     first, last = _check_before(options)
     if options.compare is not None:
-        from persia_sim.report.compare import comparison, job_of
+        from persia_sim.sharded.compare import comparison, job_of
 
         job_of(scenario, "torchrec")  # what has no other side is told before the run
     _check_step(answer(scenario, demand(scenario, held.miss_rate)))
@@ -219,7 +219,7 @@ def _refuse_rows(held: Capacity, scenario: Scenario, options: Options) -> None:
     too."""
     if options.compare is None:
         held.refuse(scenario.cluster)
-    from persia_sim.report.compare import room_on_gpus  # late, as all that one option asks for
+    from persia_sim.sharded.compare import room_on_gpus  # late, as all that one option asks for
 
     on_gpus = room_on_gpus(scenario)
     try:

@@ -41,8 +41,9 @@ def write_examples(folder: Path) -> list[Path]:
     Raises ValueError for what is no folder, and naming the first file that is there; OSError where
     the folder cannot be written: then nothing is left there.
     """
-    from persia_sim.presets.catalogue import CLUSTERS, MACHINES, rankers, workloads
+    from persia_sim.presets.catalogue import CLUSTERS, MACHINES, workloads
     from persia_sim.presets.costs import CATALOGUE
+    from persia_sim.sharded.presets import rankers
 
     # The presets that become examples, without other people's names and prices.
     cluster = yours(CLUSTERS["gcp-100t"]())

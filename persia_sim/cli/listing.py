@@ -5,14 +5,13 @@ A line of the table is a name; the source stands last, since it is as long as it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Annotated
 
 from persia_sim.base.command_line import Unset
+from persia_sim.base.facts import aligned
 from persia_sim.cluster.machine import Fabric, Host
-from persia_sim.presets.catalogue import CLUSTERS, GPUS, MACHINES, rankers, workloads
+from persia_sim.presets.catalogue import CLUSTERS, GPUS, MACHINES, workloads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +106,8 @@ def listed_workloads(options: WorkloadOptions) -> str:
         lines.append([*cells, work.source])
 
     # Models that only the sharded side can have: tables of several widths.
+    from persia_sim.sharded.presets import rankers
+
     for name, model in rankers().items():
         count = sum(table.count * table.rows for table in model.tables)
         dims = {f"{table.dim:g}" for table in model.tables}
@@ -114,28 +115,3 @@ def listed_workloads(options: WorkloadOptions) -> str:
         cells += [f"{count:.3g}", f"{model.dense_params:,.0f}", ""]
         lines.append([*cells, f"`sharded --model` only; {model.source}"])
     return aligned(header, lines)
-
-
-def aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table in columns; words stand left, numbers right, and the last column is as it comes.
-
-    >>> print(aligned(["a", "n", "source"], [["bc", "10", "x"], ["d", "9", "y z"]]))
-    a    n  source
-    bc  10  x
-    d    9  y z
-    """
-    columns = list(zip_longest(header, *lines, fillvalue=""))
-    widths = [max(map(len, column)) for column in columns]
-    right = [all(_is_number(cell) for cell in column[1:]) for column in columns]
-    rows = []
-    for line in (header, *lines):
-        cells = [
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(line, widths, right, strict=True)
-        ]
-        rows.append("  ".join(cells).rstrip())
-    return "\n".join(rows)
-
-
-def _is_number(cell: str) -> bool:
-    return not cell or cell == "unknown" or cell.replace(",", "").replace(".", "").isdigit()

@@ -9,18 +9,13 @@ import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from persia_sim.base.files import read_document
 from persia_sim.cluster.cluster import Cluster, Link, Role
 from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.machine import Fabric, Gpu, Host
-from persia_sim.cluster.tables import RowUpdate, Table
 from persia_sim.cluster.workload import Workload
 from persia_sim.presets.costs import BATCHES, CATALOGUE, fitted
-
-if TYPE_CHECKING:  # of systems with their tables on GPUs, for whoever asks for one
-    from persia_sim.sharded.ranker import Ranker
 
 _SHEET = "vendor's data sheet, without sparsity"
 _BUS = {3: 16e9, 4: 32e9, 5: 64e9}
@@ -433,71 +428,4 @@ def kwai_video() -> Workload:
         batch_per_rank=BATCHES["v100-paper"],
         source="34 M dense parameters give an input of about 5,600; its split into 88 fields "
         "of 64 is assumed, the batch a rank is fitted",
-    )
-
-
-_RULES = "rules and reference code of MLPerf training; multiplications derived from its layers"
-
-_CRITEO = (
-    39884406, 39043, 17289, 7420, 20263, 3, 7120, 1543, 63, 38532951, 2953546, 403346, 10, 2208,
-    11938, 155, 4, 976, 14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36,
-)  # fmt: skip
-"""Rows of each table of DLRM."""
-_MULTI_HOT = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-"""Ids a sample of each table of DLRM-DCNv2."""
-
-
-@cache
-def rankers() -> dict[str, Ranker]:
-    """The models with tables on GPUs, by name."""
-    from persia_sim.sharded.ranker import Ranker
-
-    # Tables of DCNv2 end at 40 million rows; but for a sample's only id of one, ids are uniform.
-    multi_hot = (
-        Table(
-            rows=40_000_000 if rows > 25e6 else rows,
-            dim=128,
-            ids_per_sample=(float(ids),),
-            zipf=1.05 if ids == 1 else 0.0,
-        )
-        for rows, ids in zip(_CRITEO, _MULTI_HOT, strict=True)
-    )
-    return {
-        "dlrm": Ranker(
-            name="dlrm",
-            tables=tuple(Table(rows=rows, dim=128) for rows in _CRITEO),
-            dense_macs=2_458_496,
-            dense_params=2_368_897,
-            dense_layers=8,
-            source=_RULES,
-        ),
-        "dlrm-dcnv2": Ranker(
-            name="dlrm-dcnv2",
-            tables=tuple(multi_hot),
-            dense_macs=16_030_464,
-            dense_params=16_042_832,
-            dense_layers=14,
-            update=RowUpdate.ADAGRAD,
-            source=f"{_RULES}; rows of small tables as DLRM's",
-        ),
-    }
-
-
-def ranker_of(workload: Workload) -> Ranker:
-    """A workload's data and network with its tables on GPUs.
-
-    Rows and dims are the workload's, so that modes of both kinds answer the same question.
-    """
-    from persia_sim.sharded.ranker import Ranker
-
-    return Ranker(
-        name=workload.name,
-        tables=workload.alike,
-        dense_macs=workload.flops_per_sample / 6,
-        dense_params=workload.weights,
-        dense_widths=workload.widths,
-        dense_layers=len(workload.mlp),
-        dense_features=workload.dense_features,
-        update=workload.update or RowUpdate.ROWWISE_ADAGRAD,
-        source=f"{workload.source}; seen as tables on GPUs",
     )

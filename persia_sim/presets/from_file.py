@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from math import inf, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from persia_sim.base.files import read_document, toml_document
 from persia_sim.base.rules import Quantity
@@ -23,12 +21,8 @@ from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.machine import Gpu, Host
 from persia_sim.cluster.memory import FORMATS, RowFormat
 from persia_sim.cluster.workload import BY_TABLES, Workload
-from persia_sim.presets.catalogue import CLUSTERS, GPUS, MACHINES, costs_of, rankers, workloads
+from persia_sim.presets.catalogue import CLUSTERS, GPUS, MACHINES, costs_of, workloads
 from persia_sim.presets.costs import CATALOGUE
-
-if TYPE_CHECKING:  # of systems with their tables on GPUs, for whoever asks for one
-    from persia_sim.sharded.plan import Software
-    from persia_sim.sharded.ranker import Ranker
 
 Record = TypeVar("Record")
 Preset = TypeVar("Preset")
@@ -158,13 +152,16 @@ def _base(document: dict[str, Any], presets: Mapping[str, Any], path: Path) -> A
     return presets[name]
 
 
-def _read(
+def read_record(
     kind: type[Record],
     path: Path,
     what: str,
     presets: Mapping[str, Any],
     through: Callable[[dict[str, Any], Callable[[], Record]], Record] = lambda _, make: make(),
 ) -> Record:
+    """The record of a file, or of its ``base`` among the presets with what the file changes;
+    ``through`` may take what is no field out of the document before it is made. Raises ValueError
+    naming the file."""
     document = document_of(path, what)
     base: Record | None = _base(document, presets, path)
     document.setdefault("name", path.stem)
@@ -215,13 +212,13 @@ def find_workload(name: str) -> Workload:
 def find_rows(name: str) -> RowFormat:
     """How servers keep rows."""
     return find(
-        name, "--row-format", FORMATS, partial(_read, RowFormat, what="rows", presets=FORMATS)
+        name, "--row-format", FORMATS, partial(read_record, RowFormat, what="rows", presets=FORMATS)
     )
 
 
 def read_workload(path: Path) -> Workload:
     """A workload."""
-    return _read(Workload, path, "workload", workloads(), _without_the_bases_tables)
+    return read_record(Workload, path, "workload", workloads(), _without_the_bases_tables)
 
 
 def workload_of(document: dict[str, Any]) -> Workload:
@@ -270,45 +267,6 @@ def _without_the_bases_tables(document: dict[str, Any], make: Callable[[], Workl
     return make()
 
 
-def read_model(path: Path) -> Ranker | Workload:
-    """A model whose tables are on GPUs, each with rows, dim, ids, skew and storage of its own; or a
-    workload (its file says ``batch_per_rank``), which `ranker_of` sees that way."""
-    from persia_sim.sharded.ranker import Ranker
-
-    document = document_of(path, "model")
-    if ("tables" in document and "batch_per_rank" not in document) or str(
-        document.get("base")
-    ) in rankers():
-        return _read(Ranker, path, "model", rankers(), _made_of_layers)
-    return read_workload(path)
-
-
-def _made_of_layers(document: dict[str, Any], make: Callable[[], Ranker]) -> Ranker:
-    """A model whose file says widths of layers (`mlp`, behind all pooled rows and dense features)
-    instead of multiplications and weights."""
-    if "mlp" not in document:
-        return make()
-    mlp = fit(document.pop("mlp"), tuple[int, ...], "mlp")
-    document |= {"dense_macs": 1.0, "dense_params": 1.0}
-    ranker = make()
-    pairs = list(pairwise((ranker.pooled + ranker.dense_features, *mlp)))
-    return replace(
-        ranker,
-        dense_macs=sum(a * b for a, b in pairs),
-        dense_params=sum((a + 1) * b for a, b in pairs),
-        dense_widths=ranker.pooled + sum(mlp),
-        dense_layers=len(mlp),
-    )
-
-
 def read_host(path: Path) -> Host:
     """A machine."""
-    return _read(Host, path, "system", MACHINES)
-
-
-def read_software(path: Path) -> Software:
-    """A training system's own costs."""
-    from persia_sim.presets.software import SOFTWARE
-    from persia_sim.sharded.plan import Software
-
-    return _read(Software, path, "software", SOFTWARE)
+    return read_record(Host, path, "system", MACHINES)

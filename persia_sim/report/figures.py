@@ -6,23 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from persia_sim.cluster.memory import fill_s
 from persia_sim.report.measure import Estimate
 from persia_sim.report.report import Report, borrowed, may_be, remedy, sent_bytes
 
-if TYPE_CHECKING:
-    from persia_sim.report.compare import Comparison
-
 
 def figures(
     result: Report,
     gains: Mapping[str, Mapping[str, Estimate]],
-    compared: Comparison | None = None,
+    compared: Any = None,
 ) -> dict[str, Any]:
     """What the screen says, in SI units and unrounded; ``gains``: relative ones, by kind of change;
-    ``compared``: what tables on the GPUs give.
+    ``compared``: the record of what tables on the GPUs give.
 
     What a run does not have is None: staleness without a trace, memory that nobody asked about,
     the price of machines without one.

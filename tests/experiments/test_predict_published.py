@@ -20,8 +20,8 @@ from experiments.published.descriptions import DATA, hosts_of, rankers_of
 from experiments.published.gpu_rows import Measured, MeasuredFiles, measured_of
 from persia_sim.cluster.machine import System
 from persia_sim.presets.fitted import REACH
-from persia_sim.presets.software import BAND, SEEN, SOFTWARE, band_ln, generation, half_ln
 from persia_sim.sharded.plan import Strategy
+from persia_sim.sharded.software import BAND, SEEN, SOFTWARE, band_ln, generation, half_ln
 
 EXAMPLES = Path(__file__).parent / "examples"
 ARGUMENTS = [

@@ -31,7 +31,7 @@ from experiments.published.descriptions import DATA, hosts_of, rankers_of
 from experiments.published.gpu_rows import Measured, measured_of
 from persia_sim.cluster.machine import Fabric, System
 from persia_sim.presets.fitted import FITTED
-from persia_sim.presets.software import BAND, GENERATIONS, SEEN, half_ln
+from persia_sim.sharded.software import BAND, GENERATIONS, SEEN, half_ln
 from persia_sim.sharded.stages import step_s
 from tests.experiments.test_predict_published import EXAMPLES
 

@@ -18,10 +18,10 @@ from persia_sim.cluster.memory import FORMATS
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets.fitted import REACH
-from persia_sim.presets.software import SOFTWARE
-from persia_sim.report.compare import launching_s
 from persia_sim.report.measure import throughput
+from persia_sim.sharded.compare import launching_s
 from persia_sim.sharded.plan import HostTime, Strategy
+from persia_sim.sharded.software import SOFTWARE
 from persia_sim.sharded.stages import device_step_s, fits, launched_s, step_s
 from tests.experiments.raw_runs import read_csv
 

@@ -25,9 +25,10 @@ from persia_sim.cli.example import table
 from persia_sim.cluster.allreduce import DenseSync
 from persia_sim.cluster.cluster import Role
 from persia_sim.cluster.machine import Gpu, Host, Reach
-from persia_sim.presets.catalogue import MACHINES, costs_of, rankers, workloads
+from persia_sim.presets.catalogue import MACHINES, costs_of, workloads
 from persia_sim.presets.from_file import find_cluster
-from persia_sim.presets.software import SOFTWARE
+from persia_sim.sharded.presets import rankers
+from persia_sim.sharded.software import SOFTWARE
 from tests.persia_sim.sim_configurations import small_cluster
 from tests.refusals import assert_names, assert_names_last
 

@@ -18,37 +18,28 @@ from persia_sim.base.command_line import texts_of
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options
 from persia_sim.cli.example import write_examples, yours
-from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.incidents import SlowDown
 from persia_sim.cluster.machine import Gpu, Host, Precision
 from persia_sim.cluster.tables import Storage, Table
 from persia_sim.engine.simulate import simulate
-from persia_sim.presets.catalogue import (
-    CLUSTERS,
-    GPUS,
-    MACHINES,
-    costs_of,
-    ranker_of,
-    rankers,
-    workloads,
-)
+from persia_sim.presets.catalogue import CLUSTERS, GPUS, MACHINES, costs_of, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.from_file import (
     find_cluster,
     read_cluster,
     read_host,
-    read_model,
-    read_software,
     read_workload,
     record_of,
 )
 from persia_sim.presets.point import Point, scenario_of
-from persia_sim.presets.software import SOFTWARE
-from persia_sim.report.compare import job_of as compared_job
+from persia_sim.sharded.command import ShardedOptions, job_of, run_sharded
+from persia_sim.sharded.compare import job_of as compared_job
 from persia_sim.sharded.plan import HostTime
+from persia_sim.sharded.presets import ranker_of, rankers, read_model, read_software
 from persia_sim.sharded.ranker import Ranker
+from persia_sim.sharded.software import SOFTWARE
 from persia_sim.sharded.stages import device_step_s, stages, step_s
 
 

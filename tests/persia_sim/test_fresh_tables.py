@@ -22,7 +22,7 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.point import Point, scenario_of
 from persia_sim.report.critical_path import blame_of_resources, critical_path
-from persia_sim.report.sizing import Asked, hybrid_on
+from persia_sim.sharded.sizing import Asked, hybrid_on
 from tests.oracles.max_plus import instants
 from tests.persia_sim.sim_configurations import small_scenario
 

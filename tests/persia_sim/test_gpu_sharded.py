@@ -16,7 +16,6 @@ from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.cluster.machine import Fabric, Gpu, Host, Precision, Reach, System
 from persia_sim.cluster.tables import RowUpdate, Storage, Table
 from persia_sim.presets.fitted import REACH
-from persia_sim.presets.software import SOFTWARE
 from persia_sim.sharded.plan import (
     HostTime,
     Pipeline,
@@ -26,6 +25,7 @@ from persia_sim.sharded.plan import (
     make_plan,
 )
 from persia_sim.sharded.ranker import Ranker
+from persia_sim.sharded.software import SOFTWARE
 from persia_sim.sharded.stages import Job, Stages, schedule, stages, step_s
 
 GPU = Gpu(

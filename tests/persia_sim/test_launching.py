@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from persia_sim.cluster.machine import Precision, System
 from persia_sim.presets.costs import CATALOGUE
-from persia_sim.presets.software import SOFTWARE
 from persia_sim.sharded.plan import HostTime, Strategy
+from persia_sim.sharded.software import SOFTWARE
 from persia_sim.sharded.stages import host_s, stages, updates_s
 from tests.persia_sim.test_gpu_sharded import BARE, FOUR, HOST, RANKERS, job
 

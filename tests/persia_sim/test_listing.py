@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from persia_sim.__main__ import main
-from persia_sim.presets.catalogue import CLUSTERS, MACHINES, rankers, workloads
+from persia_sim.presets.catalogue import CLUSTERS, MACHINES, workloads
+from persia_sim.sharded.presets import rankers
 
 
 def _printed(words: str, monkeypatch, capsys) -> tuple[int, str, str]:

@@ -14,19 +14,20 @@ import pytest
 from persia_sim.base.command_line import read_options
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import Options, run, scenario_of
-from persia_sim.cli.sharded import ShardedOptions, run_sharded
-from persia_sim.cli.sharded import job_of as job_of_sharded
 from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.cluster.demand import demand
 from persia_sim.cluster.machine import Fabric, Precision, System
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.cluster.tables import RowUpdate, Table
 from persia_sim.engine.simulate import simulate
-from persia_sim.presets.catalogue import MACHINES, ranker_of, workloads
+from persia_sim.presets.catalogue import MACHINES, workloads
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.presets.fitted import REACH
-from persia_sim.presets.software import SOFTWARE
-from persia_sim.report.compare import (
+from persia_sim.report.measure import throughput
+from persia_sim.report.report import report
+from persia_sim.sharded.command import ShardedOptions, run_sharded
+from persia_sim.sharded.command import job_of as job_of_sharded
+from persia_sim.sharded.compare import (
     alike,
     comparison,
     fitting_gpus,
@@ -35,9 +36,9 @@ from persia_sim.report.compare import (
     on_gpus,
     sides,
 )
-from persia_sim.report.measure import throughput
-from persia_sim.report.report import report
 from persia_sim.sharded.plan import HostTime
+from persia_sim.sharded.presets import ranker_of
+from persia_sim.sharded.software import SOFTWARE
 from persia_sim.sharded.stages import Job, chain_s, device_step_s, fits, launched_s, stages, step_s
 from tests.persia_sim.hand_world import facts_of
 

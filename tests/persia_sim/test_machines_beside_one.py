@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from persia_sim.cli.sharded import ShardedOptions, run_sharded
 from persia_sim.cluster.machine import System
+from persia_sim.sharded.command import ShardedOptions, run_sharded
 from persia_sim.sharded.plan import Strategy
 from persia_sim.sharded.stages import collectives_s, host_s
 from tests.persia_sim.test_gpu_sharded import BARE, HOST, job

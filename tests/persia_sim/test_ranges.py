@@ -14,9 +14,8 @@ from persia_sim.engine.simulate import simulate
 from persia_sim.presets.catalogue import MACHINES, SIZED_FOR, workloads
 from persia_sim.presets.costs import FITS
 from persia_sim.presets.point import Point, scenario_of
-from persia_sim.presets.software import band_ln
-from persia_sim.report.compare import OnGpus, comparison, job_of, sides
 from persia_sim.report.figures import figures
+from persia_sim.report.hosts import cheapest, sized, unknown_hosts, with_hosts
 from persia_sim.report.measure import NARROW, throughput
 from persia_sim.report.ranges import (
     ASSUMED_LN,
@@ -35,14 +34,9 @@ from persia_sim.report.ranges import (
 )
 from persia_sim.report.report import report
 from persia_sim.report.screen import SPEED, facts, si
-from persia_sim.report.sizing import (
-    Asked,
-    cheapest,
-    hybrid_on,
-    sized,
-    unknown_hosts,
-    with_hosts,
-)
+from persia_sim.sharded.compare import OnGpus, comparison, job_of, sides
+from persia_sim.sharded.sizing import Asked, hybrid_on
+from persia_sim.sharded.software import band_ln
 from persia_sim.sharded.stages import step_s
 
 

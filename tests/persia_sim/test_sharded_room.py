@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.cli.sharded import ShardedOptions, job_of, run_sharded
 from persia_sim.cluster.machine import Precision, System
 from persia_sim.cluster.tables import RowUpdate, Table
 from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.fitted import FITTED, REACH, holders
-from persia_sim.presets.software import (
+from persia_sim.sharded.command import ShardedOptions, job_of, run_sharded
+from persia_sim.sharded.compare import fitting_gpus
+from persia_sim.sharded.plan import Strategy, make_plan
+from persia_sim.sharded.software import (
     BAND,
     SOFTWARE,
     Seen,
@@ -23,8 +25,6 @@ from persia_sim.presets.software import (
     half_ln,
     strange,
 )
-from persia_sim.report.compare import fitting_gpus
-from persia_sim.sharded.plan import Strategy, make_plan
 from persia_sim.sharded.stages import Job, fits
 from tests.persia_sim.test_gpu_sharded import FOUR, HOST, RANKERS, job
 

@@ -13,15 +13,15 @@ from persia_sim.__main__ import main
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.memory import FORMATS
 from persia_sim.presets.catalogue import MACHINES, workloads
-from persia_sim.report import sizing
-from persia_sim.report.compare import job_of
+from persia_sim.report.hosts import fewest
 from persia_sim.report.measure import Estimate
-from persia_sim.report.sizing import (
+from persia_sim.sharded import sizing
+from persia_sim.sharded.compare import job_of
+from persia_sim.sharded.sizing import (
     Asked,
     _simulated_rate,
     choices,
     chosen_among,
-    fewest,
     front,
     hybrid_on,
     server_hosts_for_rows,

@@ -12,9 +12,10 @@ from persia_sim.cluster.demand import demand
 from persia_sim.cluster.memory import FORMATS, capacity, fill_s
 from persia_sim.cluster.tables import Table
 from persia_sim.cluster.workload import Workload
-from persia_sim.presets.catalogue import CLUSTERS, costs_of, ranker_of, workloads
-from persia_sim.presets.from_file import find_workload, read_model, read_workload, workload_text
+from persia_sim.presets.catalogue import CLUSTERS, costs_of, workloads
+from persia_sim.presets.from_file import find_workload, read_workload, workload_text
 from persia_sim.report.row_staleness import row_staleness
+from persia_sim.sharded.presets import ranker_of, read_model
 from tests.persia_sim.hand_world import hand_scenario
 
 ALIKE = dict.fromkeys(("fields", "dim"), 0) | {"rows": 0.0, "ids_per_field": 1.0, "zipf": 1.05}

@@ -12,12 +12,12 @@ import pytest
 
 from experiments.deriving import derive_workload
 from persia_sim.base.popularity import exponent, grown
-from persia_sim.cli.sharded import ShardedOptions, job_of
 from persia_sim.cluster.tables import RowUpdate
 from persia_sim.cluster.workload import Workload
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import read_workload, workload_text
 from persia_sim.presets.point import Point, scenario_of
+from persia_sim.sharded.command import ShardedOptions, job_of
 from runtime.__main__ import main
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag

@@ -11,13 +11,14 @@ from persia_sim.base.rules import SECONDS, price, require
 from persia_sim.base.schema import hold_choices
 from persia_sim.cluster.machine import Precision, System
 from persia_sim.cluster.workload import Workload
-from persia_sim.presets.catalogue import MACHINES, ranker_of, rankers, workloads
+from persia_sim.presets.catalogue import MACHINES, workloads
 from persia_sim.presets.fitted import REACH
-from persia_sim.presets.from_file import find, read_host, read_model, read_software
-from persia_sim.presets.software import SOFTWARE, band_ln, strange
-from persia_sim.report.compare import MOST_GPUS, fitting_gpus
+from persia_sim.presets.from_file import find, read_host
+from persia_sim.sharded.compare import MOST_GPUS, fitting_gpus
 from persia_sim.sharded.plan import HostTime, Pipeline, Strategy
+from persia_sim.sharded.presets import ranker_of, rankers, read_model, read_software
 from persia_sim.sharded.ranker import Ranker
+from persia_sim.sharded.software import SOFTWARE, band_ln, strange
 from persia_sim.sharded.stages import (
     WORKSPACE_BYTES,
     Job,

@@ -8,23 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from persia_sim.base.command_line import Unset
+from persia_sim.base.facts import aligned
 from persia_sim.base.rules import price, require
 from persia_sim.base.vocabulary import DEFAULT_TAU
-from persia_sim.cli.listing import aligned
 from persia_sim.cluster.machine import Host
 from persia_sim.cluster.memory import FORMATS
 from persia_sim.presets.catalogue import MACHINES, rows_of
 from persia_sim.presets.from_file import find, find_workload, read_host
-from persia_sim.presets.software import SOFTWARE
-from persia_sim.report.sizing import (
-    MOST_GPUS,
-    Asked,
-    Choice,
-    choices,
-    front,
-    simulated,
-    what_ifs,
-)
+from persia_sim.sharded.sizing import MOST_GPUS, Asked, Choice, choices, front, simulated, what_ifs
+from persia_sim.sharded.software import SOFTWARE
 
 RATES = (1, 1e12)
 _SIMULATED = 3

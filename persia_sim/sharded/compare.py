@@ -17,15 +17,7 @@ from persia_sim.cluster.incidents import Target
 from persia_sim.cluster.machine import System
 from persia_sim.cluster.scenario import Discipline, Scenario
 from persia_sim.engine.simulate import Run, simulate
-from persia_sim.presets.catalogue import ranker_of
 from persia_sim.presets.fitted import FITTED, REACH
-from persia_sim.presets.software import (
-    BAND,
-    SOFTWARE,
-    band_ln,
-    spreads_of,
-    strange,
-)
 from persia_sim.report.measure import Estimate, throughput
 from persia_sim.report.ranges import (
     COPIES,
@@ -37,6 +29,14 @@ from persia_sim.report.ranges import (
     Range,
     drawn_reach,
     range_of,
+)
+from persia_sim.sharded.presets import ranker_of
+from persia_sim.sharded.software import (
+    BAND,
+    SOFTWARE,
+    band_ln,
+    spreads_of,
+    strange,
 )
 from persia_sim.sharded.stages import (
     Job,
