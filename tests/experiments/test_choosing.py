@@ -117,6 +117,7 @@ def test_a_mode_that_is_cheaper_at_the_middle_alone_waits_for_its_constant():
     assert (decision.binds, decision.constant) == ("simulator", "servers")
 
 
+@pytest.mark.long
 def test_a_mode_that_loses_too_much_is_advised_in_few_of_many_draws():
     """A gap of -1.5 thousandths at a tolerance of 1, its interval over seeds and users: over four
     looks and two comparisons it is called safe in at most 5 of 100."""
@@ -241,6 +242,7 @@ def test_the_answer_for_a_log_and_a_cluster_is_a_table_a_sentence_and_a_file_tha
     assert sorted(p.stat().st_mtime_ns for p in tmp_path.glob("*/summary.json")) == runs
 
 
+@pytest.mark.long
 def test_json_is_one_document_with_the_advice_and_gaps_of_shuffled_samples(tmp_path, capsys):
     found = asked(tmp_path, json=True, shuffled=True)
     late = found[(found.rows_late > 0) & found.gap.notna()]

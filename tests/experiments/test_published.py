@@ -64,6 +64,7 @@ def test_persia_on_taobao_and_avazu_is_within_ten_percent(on_public_sets):
     assert max(errors(on_public_sets, "Persia")) < 0.10
 
 
+@pytest.mark.long
 def test_predictions_are_apart_from_fits(on_public_sets):
     kinds = {r.series: set() for r in on_public_sets}
     for row in on_public_sets:
@@ -170,6 +171,7 @@ def test_the_points_are_all_of_persias_measurements():
     assert all(p.spread >= RUN_NOISE for p in known)
 
 
+@pytest.mark.long
 def test_constants_that_made_the_rates_are_found_again():
     known = [p for p in points() if p.cluster == "v100-2021-09"]
     truth = {name: each.start for name, each in FITS.items()}

@@ -34,6 +34,7 @@ def told(tmp_path_factory):
     return out, text, read_csv(out / "which_mode.csv")
 
 
+@pytest.mark.long
 def test_every_window_of_every_mode_is_simulated_on_both_clusters(told):
     modes = ["sync", "lookahead"]
     modes += [f"hybrid, tau {tau}" for tau in (1, 2, 4, 8, 16)]
@@ -46,6 +47,7 @@ def test_every_window_of_every_mode_is_simulated_on_both_clusters(told):
     assert (told[0] / "which_mode.png").is_file()
 
 
+@pytest.mark.long
 def test_hosts_are_those_of_the_cluster_and_rates_are_beside_its_own_sync(told):
     for line in told[2]:
         cluster = CLUSTERS[line["cluster"]]()
@@ -56,6 +58,7 @@ def test_hosts_are_those_of_the_cluster_and_rates_are_beside_its_own_sync(told):
         assert float(line["samples_per_s_low"]) < float(line["samples_per_s_high"])
 
 
+@pytest.mark.long
 def test_lateness_is_that_of_the_simulation(told):
     """A common step is one update; in async each of 8 ranks pushes one."""
     late = {
@@ -67,6 +70,7 @@ def test_lateness_is_that_of_the_simulation(told):
     assert (late["hybrid, tau 16"], late["async, tau 4"]) == (("16", "0"), ("39", "7"))
 
 
+@pytest.mark.long
 def test_dollars_are_those_of_all_hosts_at_list_price(told):
     line = next(x for x in told[2] if x["cluster"] == "h100-host")
     cluster = CLUSTERS["h100-host"]()

@@ -138,6 +138,7 @@ def test_draws_cover_each_input_evenly_and_do_not_depend_on_other_inputs():
     assert [draw["a"] for draw in draws] != [draw["b"] for draw in draws]
 
 
+@pytest.mark.long
 def test_a_simulated_range_holds_its_value_and_its_closed_form_is_near():
     hybrid = OnServers(scenario=scenario())
     sync = OnServers(scenario=scenario(Mode.SYNC))

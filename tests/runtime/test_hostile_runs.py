@@ -16,7 +16,9 @@ CHUNKS = [
 
 
 @pytest.mark.multiproc
-@pytest.mark.parametrize(("first", "count"), [(0, 360), *CHUNKS])
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 90), pytest.param(90, 270, marks=pytest.mark.long), *CHUNKS]
+)
 def test_no_input_of_a_fuzzer_ends_the_process_or_takes_its_memory(first, count):
     """Of every file of a run: no signal, no other error, within 2 GiB and 20 s of CPU."""
     words = [sys.executable, "-m", "tests.runtime.fuzz_runs", "1", str(first), str(count)]

@@ -298,6 +298,7 @@ def test_a_rate_is_used_for_the_arithmetic_in_which_it_was_measured_alone(tmp_pa
 _IN = {"float32": Precision.FP32, "bfloat16": Precision.FP16}
 
 
+@pytest.mark.long
 def test_the_bar_ends_full(monkeypatch):
     monkeypatch.setattr(measuring, "MOST_STEPS", 18)
     monkeypatch.setattr(process_costs, "REPEATS", 3)

@@ -305,6 +305,7 @@ def test_of_another_file_the_rows_that_were_trained_on_are_counted_by_what_they_
     assert "warning: 112 of the 399 samples trained this model" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_an_export_onto_a_full_disk_ends_in_a_sentence_and_leaves_nothing(
     trained, small_disk, capsys
 ):

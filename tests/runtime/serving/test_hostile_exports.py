@@ -170,6 +170,7 @@ def test_a_network_larger_than_the_bound_is_not_read(made, tmp_path, monkeypatch
             open_model(made / name)
 
 
+@pytest.mark.long
 def test_an_export_of_ones_own_class_needs_none_of_its_code(made, tmp_path):
     """Nobody is told of code; and the export of a built-in network needs no onnxruntime."""
     told: list[str] = []
@@ -268,7 +269,8 @@ def test_more_widths_or_tasks_than_an_export_has_are_refused(made, tmp_path):
 @pytest.mark.first_case
 @pytest.mark.multiproc
 @pytest.mark.parametrize(
-    "count", [500, pytest.param(100_000, marks=[pytest.mark.minutes, pytest.mark.timeout(7200)])]
+    "count",
+    [100, 500, pytest.param(100_000, marks=[pytest.mark.minutes, pytest.mark.timeout(7200)])],
 )
 def test_no_input_of_a_fuzzer_ends_the_process_or_takes_its_memory(count, made):
     """Of manifest, weights and network: a model or one sentence, within 2 GiB and 30 s of CPU."""
