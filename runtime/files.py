@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 
+from persia_sim.base.archive import damage_told
 from persia_sim.base.files import (
     MOST_DOCUMENT_BYTES,
     atomic_write,
@@ -231,17 +232,17 @@ def read_dense(file: Path, digest: str) -> Any:
     """What `write_dense` wrote, on the CPU; raises `BrokenFileError` for any other content."""
     import torch
 
-    # The bytes that were hashed are the bytes that are read; torch unpacks what is packed in them.
+    # The bytes that were hashed are the bytes that are read; torch unpacks what is packed in them,
+    # so what Python cannot look into first is not given to it.
     with _opened(file) as opened:
         content = opened.read()
+    _check(file, _blake2b(content).hexdigest(), digest)
     try:
-        with ZipFile(io.BytesIO(content)) as archive:
-            refuse_bomb(file, archive, len(content))
-    except BadZipFile:
-        pass  # of which torch says what is wrong
+        with damage_told(file, "it is no archive of weights"):
+            archive = ZipFile(io.BytesIO(content))
+        refuse_bomb(file, archive, len(content))
     except ValueError as error:
         raise BrokenFileError(str(error)) from None
-    _check(file, _blake2b(content).hexdigest(), digest)
 
     # Weights alone: torch would run code that lies in a pickle.
     try:

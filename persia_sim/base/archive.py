@@ -35,18 +35,18 @@ def read_archive(
     write and for what unpacks beyond bounds; OSError when the file cannot be read.
     """
     with open_regular(path) as file:
-        with _told(path, remedy):
+        with damage_told(path, remedy):
             archive = ZipFile(file)
             entries = _entries(archive, needed, others)
         refuse_bomb(path, archive, os.fstat(file.fileno()).st_size)
-        with _told(path, remedy):
+        with damage_told(path, remedy):
             return {name: _array(archive, entry) for name, entry in entries.items()}
 
 
 def is_archive_of(path: Path, names: Collection[str]) -> bool:
     """Whether a regular file is an archive of arrays with all of these names and no others."""
     try:
-        with open_regular(path) as file, _told(path, ""):
+        with open_regular(path) as file, damage_told(path, ""):
             _entries(ZipFile(file), names, ())
     except (OSError, ValueError):
         return False
@@ -54,7 +54,7 @@ def is_archive_of(path: Path, names: Collection[str]) -> bool:
 
 
 @contextmanager
-def _told(path: Path, remedy: str) -> Iterator[None]:
+def damage_told(path: Path, remedy: str) -> Iterator[None]:
     """Zipfile and numpy have a dozen kinds of errors for bytes that they did not write: one is
     raised for all. An error of the system, which has a number, stays."""
     try:

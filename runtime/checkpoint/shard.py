@@ -30,7 +30,7 @@ from runtime.object_store import Store, opened_file, url_of
 if TYPE_CHECKING:
     from runtime.embedding.native.store import NativeShard  # loads the compiled kernels
 
-FORMAT = "persia-testbed-embedding-5"
+FORMAT = "persia-testbed-embedding-6"
 MANIFEST = "manifest.json"
 
 

@@ -119,6 +119,12 @@ class SyncConfig(Checked):
         return self.wire == "half"
 
     @property
+    def workers_may_return(self) -> bool:
+        """Whether the death of an embedding worker is not that of the run: what it holds is late
+        anyway, and can be lost; rows of fresh tables it could not bring up to date."""
+        return self.mode.reads_late_rows and not self.fresh
+
+    @property
     def window(self) -> int | None:
         """The bound tau in force; None is unbounded."""
         return self.mode.window(self.tau)

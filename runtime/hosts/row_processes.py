@@ -138,6 +138,7 @@ def worker_of(
         worker_client,
         close,
         restart_worker,
+        config.sync.workers_may_return,
         layout=layout,
         tables=tables,
         seed=config.seed,
@@ -207,7 +208,8 @@ def _worker_configs(
             tables=tuple(tables),
             seed=config.seed,
             segments=_segments(config),
-            may_return=config.sync.mode.reads_late_rows and not config.sync.fresh,
+            may_return=config.sync.workers_may_return,
+            servers_may_return=config.sync.mode.reads_late_rows,
             half=config.sync.half,
             fresh=fresh_tables(config.sync.fresh, layout),
         )

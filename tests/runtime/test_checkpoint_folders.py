@@ -151,13 +151,16 @@ class Code:
         return os.mkdir, ("/tmp/never",)
 
 
-def test_code_in_the_file_of_weights_is_not_run(tmp_path):
+@pytest.mark.parametrize("packed", [True, False])
+def test_code_in_the_file_of_weights_is_not_run(packed, tmp_path, monkeypatch):
+    """Neither in torch's own archive nor in a pickle without one, which torch reads as well."""
     store = Store()
     evil = {"model": Code(), "optimizers": []}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "save", lambda content, to: to.write(pickle.dumps(content, 2)))
-        write_checkpoint(tmp_path, state(10), evil, None, take(store.rows).write)
-    with pytest.raises(BrokenFileError, match=r"dense\.pt holds more than weights"):
+    if not packed:
+        monkeypatch.setattr(torch, "save", lambda content, to: to.write(pickle.dumps(content, 2)))
+    write_checkpoint(tmp_path, state(10), evil, None, take(store.rows).write)
+    reason = "holds more than weights" if packed else "is damaged; it is no archive of weights"
+    with pytest.raises(BrokenFileError, match=rf"dense\.pt {reason}"):
         newest(tmp_path).dense()
 
 

@@ -308,6 +308,18 @@ def test_a_dense_network_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path, mon
         read_dense(packed, digest_of(packed))
 
 
+def test_an_archive_that_python_cannot_look_into_is_not_given_to_torch(tmp_path):
+    """Its directory asks for a reader of zip 15.9, or gives a name that is no UTF-8."""
+    file = tmp_path / "dense.pt"
+    torch.save({"model": {"w": torch.zeros(3)}, "optimizers": []}, file)
+    whole = file.read_bytes()
+    entry = whole.index(b"PK\x01\x02")
+    for at, byte in ((entry + 6, 159), (entry + 46, 255), (entry, 0)):
+        file.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
+        with pytest.raises(BrokenFileError, match=r"dense\.pt is damaged; it is no archive of"):
+            read_dense(file, digest_of(file))
+
+
 @pytest.mark.parametrize(
     "content", ['{"train": 5}', "[]", '{"train": [5]}', "{", '{"other": []}', '{"resume": [["a"]'],
 )  # fmt: skip

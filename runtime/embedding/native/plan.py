@@ -95,7 +95,7 @@ class Pooling:
         self, fields: Sequence[Field], dims: dict[str, int], of: Collection[str] | None = None
     ) -> None:
         """``dims`` by table, in the order of a plan's tables; ``of``: only fields of these tables
-        have vectors, and any other is as a sequence that has no place."""
+        have vectors, and any other is to the kernel as a sequence that has no place."""
         shapes = [
             (f, f.pooling, f.max_length) if of is None or f.table in of else (f, "sequence", 0)
             for f in fields
@@ -103,6 +103,7 @@ class Pooling:
         self._sequences = [
             (f.name, places, dims[f.table]) for f, kind, places in shapes if kind == "sequence"
         ]
+        self._left_out = {f.name for f in fields if of is not None and f.table not in of}
         tables = list(dims)
         entries = []
         self._width = 0
@@ -122,6 +123,11 @@ class Pooling:
         out = FieldVectors(allocate((samples, self._width), dtype), {}, {})
         arrays = []
         for name, length, dim in self._sequences:
+            if name in self._left_out:
+                arrays.append(
+                    (np.empty((samples, 0, dim), dtype), np.empty((samples, 0), np.uint8))
+                )
+                continue
             array = out.sequences[name] = allocate((samples, length, dim), dtype)
             mask = out.masks[name] = np.empty((samples, length), bool)
             arrays.append((array, mask.view(np.uint8)))

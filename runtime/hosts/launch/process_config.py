@@ -55,7 +55,9 @@ class WorkerConfig(Launched):
     ranks: tuple[int, ...]
     """Ranks that it serves."""
     may_return: bool
-    """Whether its death is not that of the run: what it holds is late anyway, and can be lost."""
+    """As `SyncConfig.workers_may_return`."""
+    servers_may_return: bool
+    """Whether the rows are late, so that who leads starts servers again."""
     names: tuple[str, ...]
     """Names of the embedding servers, as those of an `Address`."""
     secrets: tuple[str, ...]

@@ -130,12 +130,15 @@ class RemoteWorkerStore(RemoteStore):
         workers: WorkerClient,
         close: Callable[[], None],
         restart_worker: Callable[[int], None] | None,
+        workers_may_return: bool,
         **given: Any,
     ) -> None:
-        """``given`` as to a `RemoteStore`; ``restart_worker`` as ``restart`` there."""
+        """``given`` as to a `RemoteStore`; ``restart_worker`` as ``restart`` there,
+        ``workers_may_return`` as of `SyncConfig`."""
         super().__init__(client=client, segments=0, close=partial(_close, workers, close), **given)
         self._workers = workers
         self._restart_worker = restart_worker
+        self._workers_may_return = workers_may_return
         self._open: set[tuple[int, int]] = set()
         """Batches whose vectors are here, or were, and whose pushes are not closed."""
         self._numbers: dict[tuple[str, int, int], int] = {}
@@ -211,7 +214,7 @@ class RemoteWorkerStore(RemoteStore):
         """Workers, too, and these wait for servers and say what is open."""
         super().allow_failover(saved, report)
         self._report = report
-        if not self.fresh:  # whose rows a worker that comes back could not bring up to date
+        if self._workers_may_return:
             self._workers.failover = Failover(self._restart_worker, None, report)
 
     def _ask_worker(self, handle: Handle, role: str) -> None:

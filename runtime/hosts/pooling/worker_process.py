@@ -100,7 +100,7 @@ class WorkerService(WorkerCalls):
         self._answering = {role: ThreadPoolExecutor(1) for role in roles}
         """Of lookups only the asking is: here their rows are awaited, pooled and sent meanwhile, in
         that order, of as many batches as the rank has lookups in flight."""
-        if config.may_return or config.fresh:  # rows are late: who leads starts servers again
+        if config.servers_may_return:
             client.failover = Failover(report=lambda text: self._reports.append(text))
 
     def serve(self, channel: Channel, hello: Message, payload: Payload) -> Coroutine[None]:

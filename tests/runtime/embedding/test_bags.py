@@ -10,7 +10,9 @@ import pytest
 
 from runtime.data.batch import Batch, Field
 from runtime.embedding.batch_rows import BatchPlan, ByTable, FieldVectors, TablePlan
+from runtime.embedding.config import TableConfig
 from runtime.embedding.native.extension import native
+from runtime.embedding.native.plan import Planner
 from runtime.embedding.native.plan import Pooling as NativePooling
 from tests.oracles.reference.pooling import Pooling
 from tests.oracles.reference.store import side_by_side
@@ -121,3 +123,29 @@ def test_a_long_sequence_keeps_its_first_ids_and_no_gradient_reaches_the_others(
         np.testing.assert_array_equal(
             back, np.repeat([[1.0], [0.0]], [70, 30], axis=0) * np.ones(3)
         )
+
+
+@pytest.mark.parametrize("of", [{"a"}, {"b"}, {"a", "b"}])
+def test_vectors_of_some_tables_are_those_of_all_without_the_others(of):
+    """Nothing of another field is made, not even an array without numbers, which would travel."""
+    fields = [
+        Field(name="first", pooling="mean", table="a"),
+        Field(name="list", pooling="sequence", max_length=3, table="a"),
+        Field(name="second", pooling="sum", table="b"),
+        Field(name="path", pooling="sequence", max_length=2, table="b"),
+    ]
+    dims = {"a": 4, "b": 3}
+    rng = np.random.default_rng(3)
+    batch, _, _ = random_bags(rng, fields, 9, 4)
+    tables = [TableConfig(name=table, dim=dim) for table, dim in dims.items()]
+    plan = Planner(fields, tables, shards=1).plan(batch)
+    values = ByTable(rng.standard_normal(plan.elements()).astype(np.float32), plan, wide=True)
+    every = NativePooling(fields, dims).forward(batch, plan, values)
+    some = NativePooling(fields, dims, of).forward(batch, plan, values)
+    columns = np.repeat(["a", "b"], [4, 3])
+    np.testing.assert_array_equal(some.pooled, every.pooled[:, np.isin(columns, list(of))])
+    wanted = {name for name, table in (("list", "a"), ("path", "b")) if table in of}
+    assert some.sequences.keys() == some.masks.keys() == wanted
+    for name in wanted:
+        np.testing.assert_array_equal(some.sequences[name], every.sequences[name])
+        np.testing.assert_array_equal(some.masks[name], every.masks[name])

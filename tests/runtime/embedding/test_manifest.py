@@ -82,7 +82,7 @@ def test_what_the_first_writers_of_this_format_wrote_is_read(one_table, tmp_path
     digests = [hashlib.blake2b(content, digest_size=32).hexdigest()]
     part = {"name": "0123456789ab", "digests": digests}
     tables = json.loads(json.dumps({"rows": asdict(table.config)}))
-    text = "persia-testbed-embedding-5"
+    text = "persia-testbed-embedding-6"
     sign(tmp_path, {"seed": 0, "tables": tables, "parts": [part], "format": text})
     load(table.store, tmp_path)
     ids, values, _ = table.store.export()["rows"]

@@ -29,7 +29,7 @@ from runtime.hosts.rows.remote_store import RemoteStore
 from runtime.rank.stages import RankStages
 from tests.runtime.hosts.test_rank_process import on_one_host, train_one
 from tests.runtime.spawned import Processes
-from tests.runtime.worlds import ArraySource, config, host_of_servers, run
+from tests.runtime.worlds import ArraySource, TwoTables, config, host_of_servers, run
 
 
 def behind(place: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def wired(place: str, delay_s: float, **more: Any) -> Iterator[Wire]:
         yield wire
 
 
-def step_s(chosen: TrainConfig, steps: int) -> float:
+def step_s(chosen: TrainConfig, steps: int, source: type[ArraySource] = ArraySource) -> float:
     """Seconds from the end of one step of rank 0 to that of the next, behind the first third."""
     ends: list[float] = []
     compute = RankStages.forward_backward
@@ -76,7 +76,7 @@ def step_s(chosen: TrainConfig, steps: int) -> float:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RankStages, "forward_backward", noted)
-        world = run(chosen, ArraySource(24 * steps))
+        world = run(chosen, source(24 * steps))
     world.store.close()
     assert len(ends) == steps
     first = steps // 3
@@ -90,7 +90,12 @@ def without_a_wire_s(place: str) -> float:
 
 
 def assert_law_15(
-    place: str, round_trip_s: float, most: int, window: int = 1, **chosen: Any
+    place: str,
+    round_trip_s: float,
+    most: int,
+    window: int = 1,
+    source: type[ArraySource] = ArraySource,
+    **chosen: Any,
 ) -> None:
     """The step takes max(C, (round trip + C) / most), where ``most`` batches can be on their way.
 
@@ -102,7 +107,7 @@ def assert_law_15(
     for slower in (1, 1, 4, 4, 16, 16):
         wire_s = slower * round_trip_s
         with wired(place, wire_s / 2):
-            took_s = step_s(settings, steps)
+            took_s = step_s(settings, steps, source)
         alone_s = without_a_wire_s(place)
         law_s = max(alone_s, (wire_s + alone_s) / most)
         if 0.75 * wire_s / most <= took_s <= 1.25 * law_s:
@@ -163,11 +168,14 @@ def test_every_late_mode_hides_a_wire(chosen, place):
 
 @pytest.mark.long
 @pytest.mark.parametrize("place", ["servers", "workers", "servers of workers"])
+@pytest.mark.parametrize(("fresh", "tau"), [("all", 4), ("item", 4), ("item", 1)])
 @pytest.mark.law15
 @pytest.mark.law19
-def test_fresh_tables_wait_for_one_round_trip_and_for_no_late_rows(place):
-    """The push that they wait for travels before the question."""
-    assert_law_15(place, 0.03, 1, mode=Mode.HYBRID, tau=4, fresh=("all",))
+def test_fresh_tables_wait_for_one_round_trip_and_for_no_late_rows(fresh, tau, place):
+    """Whether others are late or none is. The push that they wait for travels before the
+    question."""
+    chosen = {"mode": Mode.HYBRID, "tau": tau, "fresh": (fresh,)}
+    assert_law_15(place, 0.03, 1, source=TwoTables, **chosen)
 
 
 @pytest.mark.first_case

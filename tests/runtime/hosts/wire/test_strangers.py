@@ -401,7 +401,8 @@ def test_no_secret_travels_in_plain_between_hosts():
         servers = HostedProcesses([config], [to_server.name], SHARED, tls=False)
         own = servers.address
         worker = WorkerConfig(
-            worker=0, workers=1, ranks=(0,), may_return=False, names=own.names, segments=4,
+            worker=0, workers=1, ranks=(0,), may_return=False, servers_may_return=False,
+            names=own.names, segments=4,
             secrets=own.secrets, layout=LAYOUT, tables=(SGD,), seed=0,
         )  # fmt: skip
         workers = HostedProcesses([worker], [to_worker.name], SHARED, tls=False)
