@@ -30,7 +30,6 @@ from runtime.hosts.pooling.remote_worker import RemoteWorker, RemoteWorkerStore,
 from runtime.hosts.rows.client import ServerClient
 from runtime.hosts.rows.connections import named_ranks
 from runtime.hosts.rows.remote_store import RemoteStore
-from runtime.hosts.wire.peers import STUCK_S, crowding
 from runtime.rank.parts import fresh_tables, server_rules
 from runtime.stop import Stop
 
@@ -186,7 +185,7 @@ def _server_configs(
             rules=server_rules(config, layout, tables),
             threads=engine.threads,
             records=engine.trace_order and config.sync.lookahead != "forwarded",
-            patience_s=STUCK_S * crowding(engine.servers + config.sync.ranks),
+            processes=engine.servers + config.sync.ranks,
         )
         for shard in range(engine.servers)
     ]

@@ -40,8 +40,10 @@ class ServerConfig(Launched):
     records: bool = True
     """Whether it writes down when its reads and writes took effect."""
     patience_s: float = STUCK_S
-    """A client without a sign of life for so long is stuck; all waiting for so long is a
-    deadlock."""
+    """A client without a sign of life for so long is stuck; all waiting for so long is a deadlock;
+    longer where the cores are crowded."""
+    processes: int = 1
+    """Servers and ranks of the run, which may share this host's cores."""
     awaits_rows: bool = False
     """Ranks are let in when the rows of a checkpoint are here."""
 

@@ -35,7 +35,7 @@ class ServedShard:
         # Who calls, and for how long they may be silent.
         self.config = config
         self.rules = config.rules
-        self.peers = Peers(config.patience_s)
+        self.peers = Peers(config.patience_s, config.processes)
         self.stop = ServerStop(self.peers)
 
         # The server of one shard, the very one of a single process, woken by the listener's loop.
@@ -56,7 +56,7 @@ class ServedShard:
         # What only a process has: acknowledgements, a restore, batches of each rank, traffic.
         self.server.on_closed = self._closed
         self.repeated_pushes = 0
-        self.restore = Restore(awaited=config.awaits_rows, patience_s=config.patience_s)
+        self.restore = Restore(awaited=config.awaits_rows, patience_s=self.peers.patience_s)
         self.batches: dict[int, RankBatches] = {}
         self.traffic: dict[Channel, Counter[str]] = {}  # one thread at a time counts of each
 

@@ -351,9 +351,16 @@ class ServerStop(Stop):
 class Peers(dict[str, Peer]):
     """The processes that use one server, by the names that they give themselves."""
 
-    def __init__(self, patience_s: float = STUCK_S) -> None:
+    def __init__(self, patience_s: float = STUCK_S, processes: int = 1) -> None:
+        """``patience_s`` where nothing crowds the cores, which ``processes`` of the run share."""
         super().__init__()
-        self.patience_s = patience_s
+        self._patience_s = patience_s
+        self._processes = processes
+
+    @property
+    def patience_s(self) -> float:
+        """For how long one may be silent, as busy as this host is now."""
+        return self._patience_s * crowding(self._processes)
 
     def beat(self, client: str, idle: bool) -> None:
         """A sign of life."""

@@ -28,6 +28,7 @@ from runtime.hosts.launch.processes import ServerProcesses
 from runtime.hosts.rows import client
 from runtime.hosts.rows.client import ServerClient
 from runtime.hosts.rows.remote_store import RemoteStore
+from runtime.hosts.rows.served_shard import ServedShard
 from runtime.hosts.wire import peers
 from runtime.hosts.wire.peers import Peer, Peers
 from runtime.stop import PeerError
@@ -180,6 +181,7 @@ class Clock:
 
 def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stuck(monkeypatch):
     """Ctrl-Z and fg after 25 s, at the server and at the rank that waits for a sign of life."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     clock, peers = Clock(monkeypatch), Peers(patience_s=20.0)
     peers["client"] = Peer(17, "rank 1")
     assert clock.looks(peers.stuck, 10.0) == [None] * 50
@@ -392,7 +394,13 @@ def test_many_processes_on_few_cores_may_be_silent_for_longer(monkeypatch):
     assert peers.crowding(4) == 5.0, "all others on the host count, too"
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert [peers.crowding(n) for n in (1, 8, 12, 48, 80)] == [1.0, 1.0, 1.5, 6.0, 6.0]
-    for servers, ranks, patience_s in ((2, 2, peers.STUCK_S), (64, 16, 6 * peers.STUCK_S)):
+    for servers, ranks, times in ((2, 2, 1.0), (64, 16, 6.0)):
         settings = config(mode="hybrid", tau=2, ranks=ranks, **on_engine("processes", servers))
-        made = row_processes._server_configs(settings, ArraySource(1).layout, [SGD])
-        assert {one.patience_s for one in made} == {patience_s}
+        made, *_ = row_processes._server_configs(settings, ArraySource(1).layout, [SGD])
+        shard = ServedShard(made)
+        assert shard.peers.patience_s == shard.stop.patience_s == times * peers.STUCK_S
+
+        # A host that becomes busy later: whoever waits looks at it again.
+        with monkeypatch.context() as later:
+            later.setattr(os, "getloadavg", lambda: (40.0, 0.0, 0.0))
+            assert shard.peers.patience_s == max(times, 5.0) * peers.STUCK_S
