@@ -86,11 +86,6 @@ def answer() -> str:
     of_h100, of_paper = (times_sync(cluster, late) for cluster in (H100, PAPER))
     usd = {(c, m): f"${dollars(c, m):,.0f}" for c in (H100, PAPER) for m in (late, "sync")}
 
-    # Each mode on hosts of its own: its price follows from what those cost.
-    of_own = cheapest_times(late)
-    hourly = [cheapest_hosts(m).cluster.usd_per_hour for m in ("sync", late)]
-    cheaper = of_own.times(hourly[0] / hourly[1])
-
     # The smallest and the largest change over all test windows, in time order and shuffled.
     ends = {}
     for order in ("time", "shuffled"):
@@ -105,33 +100,30 @@ def answer() -> str:
     timed, shuffled = (_sync_in_windows(order) for order in ("time", "shuffled"))
     shuffling = [1e3 * (shuffled[each] - timed[each]) for each in timed if each in shuffled]
     gains = (
-        "**Gained, simulated.** Ranges stand in brackets: nine of ten draws of what nobody knows"
-        " lie in them; where one is wider than a factor of three, its lower end stands alone, as"
-        f" *at least*. With tau 16 hybrid training is {of_h100:.1f} times as fast as synchronous"
+        "**Gained, simulated.** Brackets hold nine of ten draws of the constants that nobody knows;"
+        " of a range that is wider than a factor of three the lower end stands alone, as *at least*."
+        f" With tau 16 hybrid training is {of_h100:.1f} times as fast as synchronous"
         " training on a host of 8 H100 that keeps its rows on CPU servers, and a billion samples"
         f" cost {usd[H100, late]} instead of {usd[H100, 'sync']}. On the paper's 64 V100 it is"
         f" {of_paper:.1f} times as fast: {usd[PAPER, late]} instead of {usd[PAPER, 'sync']}. In"
-        " both comparisons the two modes have the same hosts. By the closed form, where each mode"
-        " has the CPU hosts with which its own samples are cheapest, hybrid on the H100 is"
-        f" {of_own:.1f} times as fast, and its samples cost {cheaper:.1f} times less."
+        " both comparisons the two modes have the same hosts;"
+        " [on hosts of its own](docs/results/README.md#which-mode-to-take) hybrid gains more."
     )
     loses = (
-        "**Lost, measured** by training an MLP in one pass, in updates of 128 samples (512 for"
-        " tennis), on four real streams (films rated, clicks on videos, school assessments,"
-        " tennis). In time order, against synchronous training in the same order, the test AUC of"
-        " MovieLens changes by"
+        "**Lost, measured** by training an MLP in one pass over four real streams (films rated,"
+        " clicks on videos, school assessments, tennis). In time order, against synchronous"
+        " training in the same order, the test AUC of MovieLens changes by"
         f" {gap(1, MOVIELENS, 'time')}, {gap(2, MOVIELENS, 'time')},"
         f" {gap(4, MOVIELENS, 'time')} and {gap(16, MOVIELENS, 'time')} thousandths with rows"
         " 1, 2, 4 and 16 updates late (95 % intervals; judged on the last fifth of each user's"
-        " ratings). Over ten test windows of the four streams rows 16 late change it"
-        f" {ends['time']}. Whether it is the same in the larger updates of those clusters was not"
-        " measured."
+        f" ratings). Over ten test windows of the four streams rows 16 late change it {ends['time']}."
+        " Updates had 128 samples (tennis: 512); larger ones, as of those clusters, were not tried."
     )
     order = (
         "**The order of the data matters as much.** Shuffled, the same training samples change the"
         f" AUC of synchronous training in those windows by {min(shuffling):+.1f} to"
         f" {max(shuffling):+.1f} thousandths, and rows 16 late change that {ends['shuffled']}. We"
-        " found no earlier measurement of this."
+        " found [no earlier measurement](docs/results/README.md#what-others-know) of this."
     )
     fresh = the(rows_of("_fresh"), data=MOVIELENS, fresh="user", rows_late=16)
     harm = the(rows_of("_fresh"), data=OULAD, fresh="assessment", rows_late=16)
@@ -140,18 +132,32 @@ def answer() -> str:
         "**Given back.** On MovieLens nearly all of the loss is one field's. With `--fresh user`"
         " the rows of users alone are kept exact, the others stay 16 updates late, and the AUC"
         f" changes by {number(fresh)} thousandths. It is no rule: on OULAD (school"
-        " assessments), where late rows gain at the end of the stream, one fresh field beside them"
-        f" makes the AUC differ from sync's by {number(harm)}."
+        " assessments), where late rows gain at the end of the stream, one fresh field turns the"
+        f" gain into a loss ({number(harm)})."
     )
     pays = (
         "**So** take hybrid where your GPUs wait for rows, with the smallest tau that hides the"
         " lookups, shuffle your data where they need not come in time order, and measure what it"
-        " costs on them: `which-mode` does the first and the last. Async may be faster still, but"
-        " its rows and dense weights are [later](docs/results/README.md#the-order-of-the-data)."
+        " costs on them. Async may be faster still, but is"
+        " [later](docs/results/README.md#the-order-of-the-data)."
     )
     paragraphs = (gains, measured_gain(), loses, back, order, pays)
     wrapped = partial(fill, width=118, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(wrapped(f"- {one}") for one in paragraphs)
+
+
+def own_hosts() -> str:
+    """What hybrid gains where each mode has hosts of its own: its price follows from theirs."""
+    late = "hybrid, tau 16"
+    of_own = cheapest_times(late)
+    hourly = [cheapest_hosts(m).cluster.usd_per_hour for m in ("sync", late)]
+    cheaper = of_own.times(hourly[0] / hourly[1])
+    return fill(
+        "In the table both modes have the same hosts. By the closed form, where each mode has the"
+        " CPU hosts beside 8 H100 with which its own samples are cheapest, hybrid with tau 16 is"
+        f" {of_own:.1f} times as fast as sync, and its samples cost {cheaper:.1f} times less.",
+        width=118,
+    )
 
 
 def _sync_in_windows(order: str) -> dict[tuple[str, str], float]:
