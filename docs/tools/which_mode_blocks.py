@@ -101,8 +101,8 @@ def answer() -> str:
     shuffling = [1e3 * (shuffled[each] - timed[each]) for each in timed if each in shuffled]
     gains = (
         "**Gained, simulated.** Brackets hold nine of ten draws of the constants that nobody knows;"
-        " of a range that is wider than a factor of three the lower end stands alone, as *at least*."
-        f" With tau 16 hybrid training is {of_h100:.1f} times as fast as synchronous"
+        " of a range that is wider than a factor of three the lower end stands alone, as *at"
+        f" least*. With tau 16 hybrid training is {of_h100:.1f} times as fast as synchronous"
         " training on a host of 8 H100 that keeps its rows on CPU servers, and a billion samples"
         f" cost {usd[H100, late]} instead of {usd[H100, 'sync']}. On the paper's 64 V100 it is"
         f" {of_paper:.1f} times as fast: {usd[PAPER, late]} instead of {usd[PAPER, 'sync']}. In"
@@ -116,7 +116,8 @@ def answer() -> str:
         f" {gap(1, MOVIELENS, 'time')}, {gap(2, MOVIELENS, 'time')},"
         f" {gap(4, MOVIELENS, 'time')} and {gap(16, MOVIELENS, 'time')} thousandths with rows"
         " 1, 2, 4 and 16 updates late (95 % intervals; judged on the last fifth of each user's"
-        f" ratings). Over ten test windows of the four streams rows 16 late change it {ends['time']}."
+        " ratings). Over ten test windows of the four streams rows 16 late change it"
+        f" {ends['time']}."
         " Updates had 128 samples (tennis: 512); larger ones, as of those clusters, were not tried."
     )
     order = (

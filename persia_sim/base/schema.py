@@ -176,7 +176,10 @@ def _refuse_unknown(types: Mapping[str, Any], document: Mapping[str, Any]) -> No
 
 
 def _value(kind: Any, value: Any, name: str) -> Any:
-    """A field's value; dataclasses are built from mappings, also within tuples."""
+    """A field's value; dataclasses are built from mappings, also within tuples, and of a field
+    that may have none."""
+    if isinstance(value, Mapping) and get_origin(kind) in (Union, types.UnionType):
+        kind = next((each for each in get_args(kind) if is_dataclass(each)), kind)
     if is_dataclass(kind):
         with in_group(name) if isinstance(value, Mapping) else nullcontext():
             return _build(kind, value, name)

@@ -67,8 +67,9 @@ class Census:
                 classes = known * (self.labels[place] not in self.numbers)
                 self.counts[part][place] += np.bincount(classes.astype(int), minlength=2)
 
-    def check(self, where: str, split: str) -> None:
-        """Raise when the train or the test part is empty, or has one class of a label."""
+    def check(self, where: str, split: str, *, one_class: bool) -> None:
+        """Raise when the train or the test part is empty, or has one class of a label, unless it
+        may."""
         for part in ("train", "test"):
             if not self.good_rows[part]:
                 raise _empty(part, where, self.bad_rows, split)
@@ -80,7 +81,7 @@ class Census:
                         f"{where}: no row of the {part} part has a value of label {label}\n"
                         f"  the split is: {split}; correct it, or leave the label out"
                     )
-                if label not in self.numbers and (not zeros or not ones):
+                if label not in self.numbers and (not zeros or not ones) and not one_class:
                     raise DataError(
                         f"{where}: the {part} part holds one class of column {label}: {zeros:,}"
                         f" rows of 0 and {ones:,} of 1, and a task needs both\n"
@@ -196,6 +197,9 @@ class FileSource:
         where += [f"{outside:,} of no part"] if outside else []
 
         # A run on the first rows is on other data, and says so.
+        if self.schema.negatives is not None:
+            drawn = self.schema.negatives
+            words += f"; {drawn.count} drawn of {drawn.items} beside each that trains"
         if self.rows is not None:
             words += f"; of train the first {self.rows} samples"
             train_rows = min(train_rows, self.rows)
@@ -273,7 +277,8 @@ class FileSource:
             census.add(values, codes, self.rows)
             census.add_of_file(rows, codes)
         if self.skip_bad_rows or not census.bad_rows:  # else the stream says which row is bad
-            census.check(str(self.path), str(schema.split))
+            one_class = schema.negatives is not None
+            census.check(str(self.path), str(schema.split), one_class=one_class)
             self._census = census
         return census
 
@@ -291,7 +296,9 @@ class FileSource:
         return [*main_files(self.schema, self.folder), *self._joined_files()]
 
     def _joined_files(self) -> list[Path]:
-        return [matching(self.folder, join.file)[0] for join in self.schema.joins]
+        joined = [join.file for join in self.schema.joins]
+        drawn = [] if self.schema.negatives is None else [self.schema.negatives.items]
+        return [matching(self.folder, name)[0] for name in (*joined, *drawn)]
 
     def _table(self) -> Table:
         return open_table(self.schema, self.folder, skip_bad_rows=self.skip_bad_rows)

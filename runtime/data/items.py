@@ -21,6 +21,8 @@ class Items:
 
     name: str
     """The column by which an item is known, the first one of the table that the model reads."""
+    place: int
+    """The place of this field among those of a sample."""
     ids: np.ndarray
     """uint64 [n]: what this column's ids are in batches, all different."""
     columns: Batch
@@ -81,7 +83,8 @@ def read_items(schema: Schema, file: Path) -> Items:
     table = replace(table, may_lack=frozenset(every))
     parts = [batch_of(of_items, r, refuse_row, labelled=False) for r in table.stream(every)]
     columns = Batch.concat(parts)
-    ids = columns.of_field([c.name for c in schema.id_columns].index(names[0]))
+    place = [c.name for c in schema.id_columns].index(names[0])
+    ids = columns.of_field(place)
     values, counts = np.unique(ids, return_counts=True)
     if len(values) < len(ids):
         repeated = int(np.flatnonzero(ids == values[counts > 1][0])[1]) + 1
@@ -91,6 +94,7 @@ def read_items(schema: Schema, file: Path) -> Items:
         )
     return Items(
         names[0],
+        place,
         ids,
         columns,
         fields=np.array([c.name in names for c in schema.id_columns], bool),

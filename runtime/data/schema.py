@@ -147,6 +147,18 @@ class Join(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnItems(Checked):
+    """Samples with drawn items beside each training sample; they train in the same update, and do
+    not count in ``batch``, ``steps`` and ``rows``."""
+
+    items: str
+    """A table with a row an item and its columns of the schema, the item's own first."""
+    count: Annotated[int, Within(1, 1000)] = 1
+    """How many are drawn beside each sample, uniformly and never its own item, by the run's seed:
+    others each time that it is read. Their labels are 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
     """A data set: which files, which columns, which labels, which split."""
 
@@ -174,6 +186,9 @@ class Schema:
     `columns` or not: a score of the test part, nothing that is learned. (A column's own `group` is
     rows that columns share.)"""
     joins: tuple[Join, ...] = ()
+    negatives: DrawnItems | None = None
+    """Items that are drawn for training as if they had been shown and not clicked; then a label may
+    be 1 in all rows."""
     missing: tuple[str, ...] = ("", "?")
     """Texts that mean "no value", as do the numbers that they write ("-1"); a missing categorical
     value has an id of its own."""
@@ -215,6 +230,9 @@ class Schema:
                 f"{self.name} has {len(self.labels)} labels and {len(self.tasks)} tasks: name one"
                 " task a label, or leave tasks out"
             )
+
+        if self.negatives is not None and self.regression:
+            yield "negatives have labels of 0, and regression names numbers; leave out one"
 
         # What is said of labels is said of labels.
         for key in ("regression", "optional"):

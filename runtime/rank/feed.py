@@ -19,6 +19,7 @@ from persia_sim.base.window import first_step
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints
+from runtime.data.negatives import Negatives
 from runtime.data.source import (
     Source,
     loaded_elsewhere,
@@ -253,14 +254,17 @@ class Feed:
         fused: bool = False,
         asks: Callable[[Batch], Callable[[], Batch]] | None = None,
         trained: TrainedRows | None = None,
+        negatives: Negatives | None = None,
         ends: StepEnds | None = None,
         ahead: int = AHEAD_STEPS,
     ) -> None:
         """``local_ranks``: those that take their batches here; None: all. Every process reads all.
 
         ``asks``: of a stream of names, which is read ahead: asks for the samples of a part, and
-        gives what waits for them. ``trained``: notes the rows. ``ends``: of the stream's steps,
-        where an update is no step. ``ahead``: steps for which samples are asked for at once."""
+        gives what waits for them. ``trained``: notes the rows. ``negatives``: are
+        drawn beside each sample when it is handed out: all else counts the data's samples alone.
+        ``ends``: of the stream's steps, where an update is no step. ``ahead``: steps for which
+        samples are asked for at once."""
         self.ends = ends
 
         # What is handed out, and to which ranks of this process.
@@ -274,12 +278,13 @@ class Feed:
         # A stream of names is read ahead, so that its samples are under way when a rank wants them.
         self._asks = asks
         self._trained = trained
+        self._negatives = negatives
         self._ahead = 0 if asks is None else ahead * (1 if barrier else ranks)
         self._reads_ahead = False
         self._error: BaseException | None = None  # of the stream, which has ended so
 
         # How far the stream is read, and how far its batches are promised to ranks.
-        self._parts: dict[tuple[int, int], tuple[Part, int]] = {}
+        self._parts: dict[tuple[int, int], tuple[Part, int, int]] = {}
         self._read = self._promised = self.first = first
         self._end: int | None = None
         self._ends_now: Callable[[], bool] = lambda: False
@@ -325,6 +330,11 @@ class Feed:
         if self._barrier:
             return [number] * self._ranks
         return [first_step(number, rank, self._ranks) for rank in range(self._ranks)]
+
+    @property
+    def each(self) -> int:
+        """Samples that are handed out for one of the stream."""
+        return 1 if self._negatives is None else self._negatives.each
 
     @property
     def next_number(self) -> int:
@@ -399,15 +409,17 @@ class Feed:
         # Take it out; where samples are asked for by name, those of later steps are asked for now.
         with self._changed:
             self._changed.notify_all()
-            part, step_samples = self._parts.pop((rank, step))
+            part, first, step_samples = self._parts.pop((rank, step))
             begins = self._lacks(self._promised + self._ahead // 2 - 1) and not self._reads_ahead
             self._reads_ahead |= begins
         if begins:
             threading.Thread(target=self._read_ahead, name="feed", daemon=True).start()
-        if isinstance(part, Batch):
-            return Work(part, step_samples)
         with self._stop.working():
-            return Work(part(), step_samples)
+            batch = part if isinstance(part, Batch) else part()
+        if self._negatives is None:
+            return Work(batch, step_samples)
+        drawn_beside = self._negatives.beside(batch, number, first)
+        return Work(drawn_beside, step_samples * self.each)
 
     def _read_ahead(self) -> None:
         """Until enough is asked for; what goes wrong is told to who wants the next batch."""
@@ -457,27 +469,29 @@ class Feed:
         self._ended = batch is None
         self._read += batch is not None
 
-    def _requested(self, batch: Batch) -> dict[tuple[int, int], tuple[Part, int]]:
+    def _requested(self, batch: Batch) -> dict[tuple[int, int], tuple[Part, int, int]]:
         """By rank and step, what ranks here train of the next batch; asked for, where these are
         names."""
         # In barrier modes every rank has a share of the batch, in async it is one rank's.
         if self._barrier:
             step = self._read
             shares = dict(enumerate(share(batch, self._shares)))
+            sizes = [shares[rank].size for rank in range(len(shares))]
+            firsts = dict(enumerate(np.cumsum([0, *sizes]).tolist()))
         else:
             step, rank = divmod(self._read, self._ranks)
-            shares = {rank: batch}
+            shares, firsts = {rank: batch}, {rank: 0}
 
         # Note the rows that train: now, or of names when their samples are about to be trained.
         samples = batch.size
         trained = self._trained
         if trained is not None and self._asks is None:
             trained.note(self._read, batch, self._promised)
-        result: dict[tuple[int, int], tuple[Part, int]] = {}
+        result: dict[tuple[int, int], tuple[Part, int, int]] = {}
         for rank in shares.keys() & self._local_ranks:
             part: Part = shares[rank]
             if self._asks is not None:
                 ask = self._asks(shares[rank])
                 part = ask if trained is None else trained.noting(ask)
-            result[rank, step] = part, samples
+            result[rank, step] = part, firsts[rank], samples
         return result

@@ -11,6 +11,7 @@ from persia_sim.base.trace import Trace, TraceRecorder
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.files import files_of
+from runtime.data.negatives import negatives_of
 from runtime.data.source import Source, loaded_elsewhere
 from runtime.dense.averaging import TimedAveraging
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate, SharedWeights
@@ -111,7 +112,7 @@ class Parts:
         self.spans.paused_s.clear()
         self.store.waited_s.clear()
         feed = _feed(config, source, stop, 0, self.process, fused=self.fused)
-        return replace(self, feed=feed, meter=Meter(), stop=stop)
+        return replace(self, feed=feed, meter=Meter(feed.each), stop=stop)
 
 
 OpenRows = Callable[[TrainConfig, Layout, list[TableConfig], TraceRecorder, Stop], EmbeddingWorker]
@@ -170,7 +171,8 @@ def assemble(
         fused = not why_one_by_one(config, learner.model, used.values())
         process = process or OnlyProcess(range(config.sync.ranks))
         feed = _feed(config, source, stop, samples, process, fused=fused)
-        return Parts(config, learner, worker, feed, recorder, Meter(), spans, stop, process, fused)
+        meter = Meter(feed.each)
+        return Parts(config, learner, worker, feed, recorder, meter, spans, stop, process, fused)
     except BaseException:
         store.close()
         raise
@@ -269,6 +271,7 @@ def _feed(
         fused=fused,
         asks=None if loaded is None else loaded.ask,
         trained=trained,
+        negatives=negatives_of(source, config.seed),
         ends=ends,
         ahead=steps_ahead(-(-config.batch_per_push // (config.sync.ranks if barrier else 1))),
     )

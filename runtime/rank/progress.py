@@ -31,7 +31,9 @@ SHARE_OF_THE_LAST = 0.05
 class Meter:
     """Counts, times, and evaluates every so many updates."""
 
-    def __init__(self) -> None:
+    def __init__(self, each: int = 1) -> None:
+        """``each``: samples that train for one of the data's, which alone are counted."""
+        self._each = each
         self.updates = self.samples = self.steps = 0
         self.batches_skipped = self.pushes_lost = 0
         self._counting = threading.Lock()
@@ -82,7 +84,7 @@ class Meter:
         samples: another ``every`` steps are whole then."""
         if self._every is None:
             return False
-        whole = self._whole_after(updates, self.samples + samples)
+        whole = self._whole_after(updates, self.samples + samples // self._each)
         return whole // self._every > self._whole_steps // self._every
 
     def _whole_after(self, updates: int, samples: int) -> int:
@@ -94,6 +96,7 @@ class Meter:
         A loss that is still on its way from a GPU is read some updates later.
         """
         evaluates = self.evaluates_at(updates, samples)
+        samples //= self._each
         self._count(updates, self.samples + samples)
         self._unread.append((loss, self.samples))
         self.settle(MOST_UNREAD)

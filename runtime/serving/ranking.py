@@ -44,10 +44,9 @@ def rank_against(
         rule = f"ranks by clicks, and {layout.tasks[0]} is a regression"
         raise Refused("rank_against", f"{rule}; leave it out")
     items = read_items(files.schema, file)
-    place = [field.name for field in layout.fields].index(items.name)
     clicked = [_clicked(batch) for batch in held_out]
     lists = Batch.concat([one for one in clicked if one.size] or clicked[:1])
-    item = items.number_of(lists.of_field(place))
+    item = items.number_of(lists.of_field(items.place))
     without = int((item < 0).sum())
     lists, item = lists.take(np.flatnonzero(item >= 0)), item[item >= 0]
     if not lists.size:
@@ -57,11 +56,11 @@ def rank_against(
 
     # What each user has clicked elsewhere.
     users, user = np.unique(_users(layout, lists), return_inverse=True)
-    pairs = [_pairs_of(lists, layout, place, items, users)]
+    pairs = [_pairs_of(lists, layout, items, users)]
     if layout.group is not None:
         streams = (map(_clicked, source.chunks(part)) for part in _OTHERS)
         for batch in (batch for stream in streams for batch in stream):
-            pairs.append(_pairs_of(batch, layout, place, items, users))
+            pairs.append(_pairs_of(batch, layout, items, users))
     known = np.unique(np.concatenate(pairs))
 
     # List by list, some at once: all items but those, and the sample's own.
@@ -109,11 +108,9 @@ def _users(layout: Layout, batch: Batch) -> np.ndarray:
     return np.zeros(batch.size, np.uint64) if groups is None else groups
 
 
-def _pairs_of(
-    batch: Batch, layout: Layout, place: int, items: Items, users: np.ndarray
-) -> np.ndarray:
+def _pairs_of(batch: Batch, layout: Layout, items: Items, users: np.ndarray) -> np.ndarray:
     """int64: number of the user times the items, plus the item, of samples of these users."""
-    item, of = items.number_of(batch.of_field(place)), _users(layout, batch)
+    item, of = items.number_of(batch.of_field(items.place)), _users(layout, batch)
     user = np.minimum(np.searchsorted(users, of), len(users) - 1)
     meant = (users[user] == of) & (item >= 0)
     if layout.absent_group is not None:  # who is not known has no other samples
