@@ -75,6 +75,7 @@ STUDIES = _by_name(
         " rows shuffled (open), by the stored runs of the study of lateness.",
         quick_minutes=1,
     ),
+    Study("which-mode-oracle", "what which-mode decides about drawn logs, beside the truth", 40),
     Study(
         name="demo",
         says="AUC lost by hybrid and async against sync, with intervals",

@@ -81,7 +81,7 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
     dropped = [one.candidate.label for one, keep in zip(every, kept, strict=True) if not keep]
 
     # What each loses: a plan that a second call finds again, and its runs.
-    plan = _plan_of(options, budget, log, front)
+    plan = plan_of(options, budget, log, front)
     trained = Training(options=options, log=log, plan=plan, budget=budget)
     decision = trained.until_decided(front)
     second = trained.at_second_batch(front, decision)
@@ -151,7 +151,7 @@ def _say_plan(options: Any, budget: Budget, log: Log, chosen: Sequence[Candidate
     )
 
 
-def _plan_of(options: Any, budget: Budget, log: Log, front: Sequence[Simulated]) -> Plan:
+def plan_of(options: Any, budget: Budget, log: Log, front: Sequence[Simulated]) -> Plan:
     """What the budget holds; of a second call with the same options what the first one found, so
     that it goes on with its points."""
     cells = [one.cell for one in front]

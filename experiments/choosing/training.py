@@ -161,10 +161,16 @@ class Training:
         self, cells: Iterable[Cell], seeds: int, batch: int | None = None, shuffled: bool = False
     ) -> None:
         """Train sync and cells, as far as it is not done."""
+        points = self.points(cells, seeds, batch, shuffled)
+        run_points(points, self.options.out, self.options.jobs, self.plan.samples)
+
+    def points(
+        self, cells: Iterable[Cell], seeds: int, batch: int | None = None, shuffled: bool = False
+    ) -> list[Point]:
+        """The runs of sync and of cells, done or not."""
         lines = self.lines(batch or self.plan.batch, shuffled)
         asked = [lines[cell] for cell in dict.fromkeys([*lines][:1] + list(cells))]
-        points = [point for of_line in points_of(asked, seeds) for point in of_line]
-        run_points(points, self.options.out, self.options.jobs, self.plan.samples)
+        return [point for of_line in points_of(asked, seeds) for point in of_line]
 
     def runs(self, cell: Cell, batch: int | None = None, shuffled: bool = False) -> list[Run]:
         """Those that are done."""
