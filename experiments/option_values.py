@@ -19,6 +19,7 @@ from persia_sim.base.files import read_document
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import fit, nearest, shown
 from runtime.config import TrainConfig, read_config
+from runtime.config.written import PREDICTED
 from runtime.models.imported import refuse_code_named_in
 
 OF_THE_STUDY = {
@@ -145,6 +146,6 @@ def options_in(config: Path | None, typed: Mapping[str, Any]) -> tuple[dict[str,
     if "model.name" not in typed:
         remedy = f"type --set model.name={start.model.name}"
         refuse_code_named_in(config, start.model.name, trust=False, remedy=remedy)
-    said = flat(read_document(config), str(config))
+    said = flat(read_document(config), str(config), but=(PREDICTED,))
     left = [p for p in said if p in NOT_OF_A_CONFIG or p.startswith("checkpoint.")]
     return {path: of(start, path) for path in said if path not in left}, left

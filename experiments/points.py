@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from experiments.options import hold
 from persia_sim.base.command_line import option_values
+from persia_sim.base.files import atomic_write, toml_value
 from persia_sim.base.schema import Within
 from persia_sim.base.trace import Trace
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
@@ -123,6 +124,41 @@ def data_sha256(config: TrainConfig) -> str:
             " without one; put a label of 0 and 1 before it in the schema's labels"
         )
     return source.provenance().digest
+
+
+def keys_apart(data: DataConfig) -> tuple[dict[str, Any], Path]:
+    """The keys of a data set's schema, but for its name and file, in which every field has a table
+    of its own, as it must have to be fresh alone; and the path of its file."""
+    from runtime.data.catalogue import CATALOGUE, find_folder
+    from runtime.data.open import open_source  # late: a second to import
+    from runtime.data.schema import schema_keys
+
+    # The schema's keys, and where its file lies.
+    schema = CATALOGUE[data.name]() if data.name in CATALOGUE else None
+    path = Path(data.name) if schema is None else CATALOGUE[data.name].path
+    keys = {k: v for k, v in schema_keys(path).items() if k not in ("download", "name")}
+    folder = path.parent if schema is None else find_folder(schema, data.dir)
+    file = folder / keys.pop("file", "data.parquet")
+
+    # Columns that are fields get a table of their name.
+    fields = {f.name for f in open_source(data.name, data.dir).layout.fields}
+    keys["columns"] = [
+        column | ({"table": column["name"]} if column["name"] in fields else {})
+        for column in keys["columns"]
+    ]
+    return keys, file.absolute()
+
+
+def write_schema(path: Path, keys: Mapping[str, Any]) -> None:
+    """Write a schema of these keys; files that it names beside ``file`` lie where that does."""
+    beside = Path(keys["file"]).parent
+    split = dict(keys.get("split", {}))
+    split |= {k: str(beside / split[k]) for k in ("test_file", "validation_file") if k in split}
+    joins = [each | {"file": str(beside / each["file"])} for each in keys.get("joins", ())]
+    keys = dict(keys) | ({"split": split} if split else {}) | ({"joins": joins} if joins else {})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as out:
+        out.write("".join(f"{k} = {toml_value(v)}\n" for k, v in keys.items()).encode())
 
 
 def files_digest(files: Sequence[Path]) -> str:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -16,6 +16,7 @@ from persia_sim.base.command_line import as_typed
 from persia_sim.base.rules import Refused, printable
 from runtime.config import DataConfig, TrainConfig
 from runtime.config.presets import preset_text
+from runtime.config.written import PREDICTED, Predicted, predicted_in
 from runtime.object_store import address_of
 from runtime.process import COUNTS_OF_PROCESSES
 from runtime.stop import (
@@ -352,6 +353,7 @@ def train_in_folder(
 
     # Train, with a bar on a terminal.
     config = command.run
+    predicted = None if command.config is None else predicted_in(command.config)
     mode = str(config.sync.mode)
     log = None
     if command.log is not None:
@@ -400,7 +402,7 @@ def train_in_folder(
         )
 
     # The report; a model that was to stay and could not be written is a failure.
-    _print_report(command, folder, summary)
+    _print_report(command, folder, summary, predicted)
     asked = config.checkpoint.at_end
     replays = config.engine.executor == "replay"
     if asked and not replays and folder_of(folder, summary["samples"]) not in kept(folder):
@@ -411,15 +413,21 @@ def train_in_folder(
         )
 
 
-def _print_report(command: Train, folder: Path, summary: dict[str, Any]) -> None:
+def _print_report(
+    command: Train, folder: Path, summary: dict[str, Any], predicted: Predicted | None
+) -> None:
     """The run's report in the form that was asked for, and where the run and its model are."""
     from runtime.run import closing
 
     config = command.run
     if command.json:
-        print(closing.as_json(summary, str(folder)), flush=True)
+        beside = {} if predicted is None else {PREDICTED: asdict(predicted)}
+        print(closing.as_json({**summary, **beside}, str(folder)), flush=True)
     else:
         print(printable(closing.whole(summary), keep="\n"))
+        if predicted is not None:
+            print()
+            print(printable(closing.beside_prediction(predicted, summary), keep="\n"))
         print()
 
     # Who wants to go on needs to know what there is.

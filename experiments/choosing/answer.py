@@ -14,10 +14,19 @@ import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from experiments.choosing.batch import Cell, Plan, planned, samples_for
+from experiments.choosing.batch import EXACT, Cell, Plan, planned, samples_for
 from experiments.choosing.decision import LOOKS, Decision
+from experiments.choosing.further import (
+    Replay,
+    fields_one_by_one,
+    replayed,
+    runs_of_fields,
+    runs_of_tune,
+    tune,
+)
 from experiments.choosing.speeds import (
     MOST_STEPS,
     Candidate,
@@ -26,7 +35,7 @@ from experiments.choosing.speeds import (
     on_front,
     simulate_all,
 )
-from experiments.choosing.table import columns_of, rows_of_table, waiting
+from experiments.choosing.table import TARGET, columns_of, rows_of_table, waiting
 from experiments.choosing.training import MOST_CELLS, Budget, Log, Training, log_of
 from experiments.deriving import derive_workload
 from experiments.line_search import write_config
@@ -36,11 +45,13 @@ from experiments.points import Line
 from experiments.result_cache import ResultCache
 from experiments.statistics import Interval
 from experiments.tables import leave, table
-from persia_sim.base.files import atomic_write
+from persia_sim.base.files import atomic_write, toml_value
 from persia_sim.base.rules import counted
 from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import workload_text
 from persia_sim.report import sweep
+from persia_sim.report.ranges import MODEL
+from runtime.config.written import PREDICTED
 
 
 def answered(options: Any) -> list[dict[str, Any]]:
@@ -83,8 +94,12 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
     # What each loses: a plan that a second call finds again, and its runs.
     plan = plan_of(options, budget, log, front)
     trained = Training(options=options, log=log, plan=plan, budget=budget)
+    if options.tune:
+        tune(trained)
     decision = trained.until_decided(front)
+    best = next(one for one in front if one.candidate.label == decision.best)
     second = trained.at_second_batch(front, decision)
+    replay = None if best.cell.is_exact else replayed(best, trained)
     if options.shuffled:
         trained.train(plan.cells, LOOKS[0], shuffled=True)
 
@@ -95,10 +110,26 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
     for line in notes(log, plan, trained, dropped):
         print(line)
     advice = advised(front, decision, trained, second, options)
+    if replay is not None:
+        advice += f" {_of_replay(best, replay)}"
     print(f"\n{advice}")
     leave(options, {"": rows}, drawn_first=1, as_a="which_mode_of_log")
-    _leave_config(options, front, decision, trained)
+    if options.fields:
+        late = [best.cell, *plan.cells[::-1]]
+        fields_one_by_one(next(cell for cell in late if cell.rows_late), trained)
+    _leave_config(options, best, trained)
     return rows, advice
+
+
+def _of_replay(best: Simulated, replay: Replay) -> str:
+    """What the mode that is advised loses in the order of its simulation, or why nobody knows."""
+    name = best.candidate.name
+    if replay.gap is None:
+        return f"The simulated order of {name} is not replayed: {replay.why_not}."
+    return (
+        f"Replayed in its simulated order, where a lookup misses {replay.missed:.1f} updates in the"
+        f" mean, {name} changes the AUC by {_words(replay.gap)}."
+    )
 
 
 # The log, the workload, and the plan.
@@ -114,7 +145,7 @@ def _workload_of(options: Any, log: Log) -> str:
         batch_per_rank=options.batch_per_rank,
         dense_flops=options.dense_flops,
     )
-    path = options.write_workload or options.out / "workload.toml"
+    path = options.out / "workload.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         file.write((workload_text(counted_) + "\n").encode())
@@ -142,8 +173,19 @@ def _say_plan(options: Any, budget: Budget, log: Log, chosen: Sequence[Candidate
     plan = planned(cells, log.samples, scenario.batch, budget.first_look_samples(log), MOST_CELLS)
     runs = 2 * (1 + len(plan.cells))
     train_s = budget.wall_s(runs, log, plan.samples)
-    if options.shuffled:
-        print(f"--shuffled trains {runs} runs more, about {waiting(train_s)} beside the budget")
+    more = {
+        "tune": runs_of_tune(len(plan.cells)),
+        "shuffled": runs,
+        "fields": runs_of_fields(log),
+    }
+    for name, runs_more in more.items():
+        if getattr(options, name):
+            wall_s = budget.wall_s(runs_more, log, plan.samples)
+            least = " or more" if name == "tune" else ""
+            print(
+                f"--{name} trains {runs_more} runs{least} beside the budget, about"
+                f" {waiting(wall_s)}"
+            )
     print(
         f"plan: {len(chosen)} simulations, about {waiting(simulate_s)}; {runs} runs of"
         f" {plan.samples:,} samples, about {waiting(train_s)}; further seeds and a second batch in"
@@ -207,7 +249,7 @@ def notes(log: Log, plan: Plan, trained: Training, dropped: Sequence[str]) -> li
             f" {latest.late}"
         )
     lines.append(
-        f"time and $ to {trained.options.target:g} of sync's climb from an AUC of 0.5, an update"
+        f"time and $ to {TARGET:g} of sync's climb from an AUC of 0.5, an update"
         " here taking as long as one of the cluster"
     )
     if plan.samples < log.samples:
@@ -297,27 +339,45 @@ def _what_would_tell(rival: Simulated, decision: Decision, trained: Training, op
             f"{said}: test users bind, and no further seed helps. {decision.users_times:,.1f} times"
             f" as many test users would tell, or a larger --tolerance than {options.tolerance:g}."
         )
-    return (
-        f"{said}: the simulator binds, by {decision.constant or 'its constants'}. Measure it on the"
-        " cluster's machines with `persia-runtime profile`."
-    )
+    constant = decision.constant or "its constants"
+    remedy = "Measure it on the cluster's machines with `persia-runtime profile`."
+    if constant.startswith(MODEL):
+        remedy = "A few minutes of both modes on the cluster would tell."
+    return f"{said}: the simulator binds, by {constant}. {remedy}"
 
 
-def _leave_config(
-    options: Any, front: Sequence[Simulated], decision: Decision, trained: Training
-) -> None:
-    """Write what trains the mode that is advised, and print the line that does it."""
-    best = next(one for one in front if one.candidate.label == decision.best)
+def _leave_config(options: Any, best: Simulated, trained: Training) -> None:
+    """Write what trains the mode that is advised, with what was simulated of it, and print the line
+    that does it."""
     point = best.candidate.point
-    lines = trained.lines(trained.plan.batch)
-    config = lines[Cell(rows_late=0, dense_late=0)].config
+    config = trained.lines(trained.plan.batch).get(best.cell, _sync_of(trained)).config
     tau = {"tau": point.tau} if point.mode.reads_late_rows else {}
+    ranks = min(int(best.row["ranks"]), config.batch)
     config = replace(
         config,
-        sync=replace(config.sync, mode=point.mode, **tau),
+        sync=replace(_sync_of(trained).config.sync, mode=point.mode, ranks=ranks, **tau),
         data=replace(config.data, skip_rows=0),
         evaluation=replace(config.evaluation, evaluate_every_steps=None),
     )
     path = write_config(Line(name="advised", config=config), options.out)
+    with path.open("a") as file:
+        file.write(f"\n{_prediction(best)}")
     trust = f" --model.name {config.model.name}" if ":" in config.model.name else ""
     print(f"train it: persia-runtime train --config {path}{trust}")
+
+
+def _sync_of(trained: Training) -> Line:
+    return trained.lines(trained.plan.batch)[EXACT]
+
+
+def _prediction(best: Simulated) -> str:
+    """The table of a file of training that `runtime.config.written.Predicted` reads."""
+    said = {
+        "cluster": Path(best.candidate.point.cluster).stem,
+        "ranks": int(best.row["ranks"]),
+        "samples_per_s": best.rate.value,
+        "samples_per_s_low": best.rate.low,
+        "samples_per_s_high": best.rate.high,
+        "updates_missed": best.rows_late,
+    }
+    return "\n".join([f"[{PREDICTED}]", *(f"{k} = {toml_value(v)}" for k, v in said.items()), ""])

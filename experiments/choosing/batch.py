@@ -41,6 +41,10 @@ class Cell:
         return ", ".join(words)
 
 
+EXACT = Cell(rows_late=0, dense_late=0)
+"""Sync."""
+
+
 def samples_for(cell: Cell, batch: int = LEAST_BATCH) -> int:
     """Training samples that a cell needs at a batch.
 

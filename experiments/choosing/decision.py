@@ -14,6 +14,8 @@ LOOKS = (2, 4, 8, 16)
 """Numbers of paired seeds at which the gaps are looked at; each look may end the training."""
 ERROR = 0.05
 """Chance that any of all planned statements is wrong, over all looks."""
+TIE = 0.03
+"""Share by which gains may differ and count as equal: a simulated rate is as exact."""
 MOST_SEEDS = 1_000
 _EVEN = Range(1.0, 1.0, 1.0)
 
@@ -109,7 +111,8 @@ def decide(entries: Sequence[Entry], tolerance: float, comparisons: int) -> Deci
         return (by_seeds or each)[0]
 
     # A mode that is as exact, and of which nobody knows whether it is the cheaper one.
-    unsure = [e for e in safe if e.gain.value > max(1.0, best.gain.value) > e.gain.low]
+    least = max(1.0, best.gain.value)
+    unsure = [e for e in safe if e.gain.value > (1 + TIE) * least and e.gain.low < least]
     if unsure and best.gain.low <= 1:
         rival = max(unsure, key=lambda entry: entry.gain.value)
         constant = rival.gain.inputs[0].name if rival.gain.inputs else ""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from experiments.choosing.batch import Cell, Plan
+from experiments.choosing.batch import EXACT, Cell, Plan
 from experiments.choosing.decision import LOOKS, Decision, Entry, decide
 from experiments.choosing.speeds import Simulated
 from experiments.gaps import Run, finished, gap_over_seeds
-from experiments.line_search import first_task
+from experiments.line_search import at_rates, first_task
 from experiments.option_values import typed_values
 from experiments.points import Line, Point, points_of
+from experiments.search import Rates
 from experiments.statistics import Interval
 from experiments.study_file import read_study
 from experiments.sweeping import START_S, Speed, measured_speed, run_points
@@ -43,6 +44,8 @@ class Log:
     config: TrainConfig
     """Sync on the whole log, as options and files have it."""
     facts: Provenance
+    fields: tuple[str, ...]
+    """Names of its id fields."""
     speed: Speed
 
     @property
@@ -103,7 +106,8 @@ def log_of(options: Any) -> Log:
     source = source_of(line.config)
     facts = source.provenance()
     speed = measured_speed(replace(line.config, batch=typed.get("batch", [128])[0]))
-    log = Log(config=line.config, facts=facts, speed=speed)
+    fields = tuple(each.name for each in source.layout.fields)
+    log = Log(config=line.config, facts=facts, fields=fields, speed=speed)
     print(facts)
     if words := without_time_order(log):
         print(words)
@@ -124,15 +128,14 @@ def without_time_order(log: Log) -> str:
 
 def lines_of(options: Any, cells: Iterable[Cell], over: Mapping[str, Any]) -> dict[Cell, Line]:
     """A line of training for sync and for each late cell; ``over``: options over all others."""
-    exact = Cell(rows_late=0, dense_late=0)
-    lines: list[dict[str, Any]] = [{"name": exact.name, "sync.mode": "sync"}]
+    lines: list[dict[str, Any]] = [{"name": EXACT.name, "sync.mode": "sync"}]
     for cell in cells:
         late = {"sync.tau": cell.rows_late, "sync.dense_lag": cell.dense_late}
         lines.append({"name": cell.name, "sync.mode": "hybrid", **late})
     typed = typed_values(options.set)
     typed = {"data.name": [options.data]} | typed | {k: [v] for k, v in over.items()}
-    study = read_study({"versus": exact.name, "line": lines}, options.config, typed)
-    return dict(zip([exact, *cells], study.lines, strict=True))
+    study = read_study({"versus": EXACT.name, "line": lines}, options.config, typed)
+    return dict(zip([EXACT, *cells], study.lines, strict=True))
 
 
 @dataclass(slots=True)
@@ -143,6 +146,8 @@ class Training:
     log: Log
     plan: Plan
     budget: Budget
+    rates: Mapping[Cell, Rates] = field(default_factory=dict)
+    """Learning rates that a search has chosen; others are as given."""
 
     def lines(self, batch: int, shuffled: bool = False) -> dict[Cell, Line]:
         """Sync and every cell of the plan, on its window, at a batch."""
@@ -155,7 +160,10 @@ class Training:
         }
         if shuffled:
             over["data.shuffle"] = True
-        return lines_of(self.options, self.plan.cells, over)
+        lines = lines_of(self.options, self.plan.cells, over)
+        for cell, rates in self.rates.items():
+            lines[cell] = replace(lines[cell], config=at_rates(lines[cell].config, rates))
+        return lines
 
     def train(
         self, cells: Iterable[Cell], seeds: int, batch: int | None = None, shuffled: bool = False
@@ -184,7 +192,7 @@ class Training:
         """Test AUC minus sync's, over the seeds that both have; None of what is not trained."""
         if cell.is_exact or cell not in self.plan.cells:
             return None
-        sync = self.runs(Cell(rows_late=0, dense_late=0), batch, shuffled)
+        sync = self.runs(EXACT, batch, shuffled)
         late = self.runs(cell, batch, shuffled)
         if not late or not sync:
             return None

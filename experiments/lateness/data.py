@@ -14,6 +14,7 @@ import numpy as np
 
 from experiments.lateness.runs import StreamData
 from experiments.lateness.streams import BY_USER, OWN, Stream
+from experiments.points import keys_apart, write_schema
 from persia_sim.base.files import atomic_write, toml_value
 from runtime.config import DataConfig
 
@@ -70,32 +71,13 @@ def fields_of(data: StreamData) -> tuple[str, ...]:
 def tables_apart(data: StreamData, options: Any, without: str = "") -> StreamData:
     """The same samples by a schema in which every field has a table of its own, as it must have to
     be fresh alone; ``without``: a field that is left out."""
-    from runtime.data.catalogue import CATALOGUE, find_folder
-    from runtime.data.schema import schema_keys  # late: a second to import
-
-    # The schema's keys, and where its file lies.
-    ready = data.name in CATALOGUE
-    schema = CATALOGUE[data.name]() if ready else None
-    path = CATALOGUE[data.name].path if ready else Path(data.name)
-    keys = {k: v for k, v in schema_keys(path).items() if k not in ("download", "name")}
-    folder = path.parent if schema is None else find_folder(schema, data.folder)
-    file = folder / keys.pop("file", "data.parquet")
-
-    # Columns that are fields get a table of their name.
-    fields = fields_of(data)
-    keys["columns"] = [
-        column | ({"table": column["name"]} if column["name"] in fields else {})
-        for column in keys["columns"]
-        if column["name"] != without
-    ]
+    keys, file = keys_apart(DataConfig(name=data.name, dir=data.folder))
+    keys["columns"] = [column for column in keys["columns"] if column["name"] != without]
     text = f"{data.sha256} {json.dumps(keys, sort_keys=True, default=str)}"
     digest = hashlib.sha256(text.encode()).hexdigest()
     written = options.out / "data" / digest[:16] / "apart.toml"
     if not written.is_file():
-        document = {**keys, "name": "apart", "file": str(file.absolute())}
-        written.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(written) as out:
-            out.write("".join(f"{k} = {toml_value(v)}\n" for k, v in document.items()).encode())
+        write_schema(written, {**keys, "name": "apart", "file": str(file)})
     return StreamData(str(written), digest, data.train_rows)
 
 

@@ -3,7 +3,8 @@ given (`experiments.choosing`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -41,8 +42,6 @@ class Options(Parallel):
         str | None, Unset(f"counted in log and model; without --data {WORKLOAD}")
     ] = None
     """What it trains: workload.toml as `persia-sim init` writes it, or a preset."""
-    target: Annotated[float, Within(0.01, 1), WITH_DATA] = 0.95
-    """Share of sync's climb from an AUC of 0.5 to its end that counts as sync's AUC, as 0.95."""
     config: Annotated[Path | None, WITH_DATA] = None
     """Options of training from a file, as run.toml of `train --config`."""
     set: Annotated[tuple[str, ...], WITH_DATA] = ()
@@ -61,10 +60,12 @@ class Options(Parallel):
     """Minutes that all of it may take; a longer log is cut to its last window."""
     tolerance: Annotated[float, Within(0, 1000), WITH_DATA] = 1.0
     """Thousandths of AUC that a mode may lose and still be as good."""
+    tune: Annotated[bool, WITH_DATA] = False
+    """Search the learning rates of sync and of each late mode first; else all have those given."""
+    fields: Annotated[bool, WITH_DATA] = False
+    """Train each field alone late, and alone fresh while all others are late: whose loss it is."""
     shuffled: Annotated[bool, WITH_DATA] = False
     """Train sync and every late mode on shuffled samples, too: what the order costs."""
-    write_workload: Annotated[Path | None, WITH_DATA] = None
-    """File for the counted workload; else workload.toml in the folder of the results."""
     json: Annotated[bool, WITH_DATA] = False
     """Print the answer as one JSON document on stdout, and all sentences on stderr."""
 
@@ -74,7 +75,7 @@ class Options(Parallel):
                 raise Refused("cluster", f"must be one with --data, got {len(self.cluster)}")
             return
         kinds = get_type_hints(type(self), include_extras=True)
-        for one in fields(self):
+        for one in fields_of(self):
             of_log = WITH_DATA in getattr(kinds[one.name], "__metadata__", ())
             if of_log and getattr(self, one.name) != one.default:
                 raise Refused(one.name, "is about a log; add --data, as clicks.toml, or remove it")

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from experiments.choosing.batch import Cell
-from experiments.choosing.decision import LOOKS, Decision
+from experiments.choosing.decision import LOOKS, TIE, Decision
 from experiments.choosing.speeds import Simulated, candidates, on_front, simulate_all
 from experiments.options import PairedSeeds, Planned
 from experiments.result_cache import ResultCache
@@ -42,8 +42,6 @@ BURST_UPDATES = 3
 FIRST_TRUE_DRAW = 1_000
 """Draws from this one on are of the truth alone."""
 TRUE_DRAWS_AT_A_TIME = 3
-TIE = 0.03
-"""Share by which two modes' costs may differ and both be right: a simulated rate is as exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +203,7 @@ def decided(law: str, draw: int, front: Sequence[Simulated], out: Path) -> dict[
     from experiments.choosing.answer import plan_of
     from experiments.choosing.training import Budget, Log, Training, lines_of
     from experiments.sweeping import Speed
-    from runtime.engines.open import source_of
+    from runtime.executors.open import source_of
     from runtime.run.record import run_into
 
     class InThisProcess(Training):
@@ -225,7 +223,8 @@ def decided(law: str, draw: int, front: Sequence[Simulated], out: Path) -> dict[
 
     # Its plan does not depend on how busy this machine is: the budget holds every look.
     facts = source_of(line.config).provenance()
-    log = Log(config=line.config, facts=facts, speed=Speed(4e4, 0, facts.train_rows))
+    speed = Speed(4e4, 0, facts.train_rows)
+    log = Log(config=line.config, facts=facts, fields=(), speed=speed)
     budget = Budget(60 * asked.minutes, time.monotonic(), jobs=1)
     plan = plan_of(asked, budget, log, front)
     trained = InThisProcess(options=asked, log=log, plan=plan, budget=budget)

@@ -11,6 +11,7 @@ from persia_sim.base.facts import Facts, column, on_screen
 from persia_sim.base.rules import counted
 from persia_sim.base.staleness import StalenessSummary
 from persia_sim.base.vocabulary import Mode
+from runtime.config.written import Predicted
 from runtime.run.folder import plain
 
 Summary = Mapping[str, Any]
@@ -46,6 +47,23 @@ def whole(summary: Summary) -> str:
     screen = on_screen(questions)
     remarks = _remarks(summary)
     return "\n\n".join([screen, "\n".join(remarks)]) if remarks else screen
+
+
+def beside_prediction(predicted: Predicted, summary: Summary) -> str:
+    """What was simulated of the run beside what was measured in it."""
+    ends = (predicted.samples_per_s_low, predicted.samples_per_s_high)
+    low, high = (f"{each:,.0f}" for each in ends)
+    late = summary["staleness"]
+    missed = late.mean_steps if Mode(summary["mode"]).has_barrier else late.mean_pushes
+    where = f"{predicted.cluster} with {counted(predicted.ranks, 'rank')}"
+    here = f"{summary['executor']} with {counted(summary['ranks'], 'rank')}"
+    facts = [
+        ("samples/s", f"{predicted.samples_per_s:,.0f} ({low} to {high}) on {where}"),
+        ("samples/s here", f"{summary['samples_per_s']:,.0f}, executor {here}"),
+        ("updates missed", f"{predicted.updates_missed:.1f} by a mean lookup"),
+        ("updates missed here", "not known" if missed is None else f"{missed:.1f}"),
+    ]
+    return on_screen({"What was predicted, and what was measured?": facts})
 
 
 def _trained(summary: Summary) -> Facts:

@@ -14,14 +14,17 @@ from scipy import stats
 
 import experiments
 from experiments.choosing.batch import Cell, batch_for, planned, samples_for
-from experiments.choosing.decision import Entry, bounds_of, decide
+from experiments.choosing.decision import Decision, Entry, bounds_of, decide
 from experiments.choosing.speeds import candidates
 from experiments.statistics import Interval
+from experiments.studies import which_mode_oracle as oracle
 from persia_sim.base.files import read_document
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
 from persia_sim.report import sweep
 from persia_sim.report.ranges import Input, Range
+from runtime.config.written import predicted_in, read_config
+from tests.experiments.raw_runs import read_csv
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TOLERANCE = 1e-3
@@ -109,6 +112,12 @@ def test_of_two_open_modes_the_one_is_told_of_which_seeds_may_tell():
 
 def test_a_dearer_mode_is_not_asked_about_however_little_is_known_of_it():
     assert decide([SYNC, entry("b", 0.0, 5.0, 5.0, 0.5)], TOLERANCE, 1).binds != "seeds"
+
+
+def test_a_mode_that_is_no_cheaper_than_a_simulation_is_exact_is_not_waited_for():
+    rival = replace(entry("b", 0.0, 0.01, 0.1, 0.9), gain=Range(0.8, 1.02, 1.2))
+    decision = decide([SYNC, rival], TOLERANCE, 1)
+    assert (decision.best, decision.binds) == ("sync", "")
 
 
 def test_a_mode_that_is_cheaper_at_the_middle_alone_waits_for_its_constant():
@@ -231,9 +240,19 @@ def test_the_answer_for_a_log_and_a_cluster_is_a_table_a_sentence_and_a_file_tha
     assert (exact.gap == 0).all()
     assert "Take " in told or "Not decided" in told
     assert "plan: " in told
+    assert (
+        "Replayed in its simulated order" in told
+        or "is not replayed" in told
+        or "Take sync" in told
+    )
     assert (tmp_path / "which_mode.png").is_file()
     assert f"persia-runtime train --config {tmp_path / 'advised.toml'}" in told
-    assert read_document(tmp_path / "advised.toml")["data"]["name"].endswith("clicks.toml")
+    advised = tmp_path / "advised.toml"
+    assert read_document(advised)["data"]["name"].endswith("clicks.toml")
+    mode = str(read_config(advised).sync.mode)
+    predicted = predicted_in(advised)
+    of_mode = found[found["mode"].str.startswith(mode)]
+    assert predicted is not None and predicted.samples_per_s in list(of_mode.samples_per_s)
 
     # A second call finds all points, and says the same.
     runs = sorted(path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json"))
@@ -263,3 +282,47 @@ def test_json_is_one_document_with_the_advice_and_gaps_of_shuffled_samples(tmp_p
 def test_what_cannot_be_asked_says_what_would_do(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         asked(tmp_path, **changes)
+
+
+@pytest.mark.long
+def test_rates_are_searched_and_each_field_is_late_and_fresh_in_turn(tmp_path, capsys):
+    """All of it says before how many runs it wants; the searched rates are those of the runs."""
+    asked(tmp_path, tune=True, fields=True, set=["data.rows=6000"], tolerance=200.0)
+    told = capsys.readouterr().out
+    assert "--tune trains" in told and "--fields trains 20 runs" in told
+    assert "rates of sync: rows" in told
+    fields = read_csv(tmp_path / "which_mode_fields.csv")
+    names = [
+        f"{f} alone {how}" for f in ("user", "item", "tags", "history") for how in ("late", "fresh")
+    ]
+    assert [row["line"] for row in fields] == ["sync", "all late", *names]
+
+
+# What is true of a decision.
+
+
+@pytest.mark.parametrize(
+    ("decision", "said"),
+    [
+        pytest.param(Decision(best="late"), oracle.RIGHT, id="the fastest that loses little"),
+        pytest.param(Decision(best="lost"), oracle.WRONG, id="loses too much"),
+        pytest.param(Decision(best="lost", binds="seeds"), oracle.WRONG, id="until then, too"),
+        pytest.param(Decision(best="sync"), oracle.WRONG, id="slower, and calls it decided"),
+        pytest.param(Decision(best="sync", binds="users"), oracle.UNDECIDED, id="says it is open"),
+    ],
+)
+def test_a_decision_is_wrong_where_it_loses_or_where_it_calls_a_slower_mode_the_best(
+    decision, said
+):
+    gaps = {"sync": (0.0, 0.0), "late": (-0.5e-3, 0.2e-3), "lost": (-4e-3, 1e-3)}
+    gaps = {name: Interval(mean, half, 12) for name, (mean, half) in gaps.items()}
+    rates = {"sync": 1.0, "late": 2.0, "lost": 3.0}
+    assert oracle.verdict(decision, rates, gaps, TOLERANCE) == said
+
+
+def test_a_drawn_log_has_other_users_at_each_draw_and_the_same_at_the_same(tmp_path):
+    first, again, other = (
+        oracle.drawn_log("bursts", draw, tmp_path / name).with_name("log.csv").read_bytes()
+        for draw, name in ((0, "first"), (0, "again"), (1, "other"))
+    )
+    assert first == again != other

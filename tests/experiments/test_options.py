@@ -30,7 +30,8 @@ REFUSED = {
     "lateness": ["streams", "streams abc", "seeds 1", "share 0"],
     "daily": ["modes", "seeds 0", "tau -1", "set foo=1"],
     "sweep": [],
-    "which-mode": ["hosts abc", "target 0", "jobs 0"],
+    "which-mode": ["hosts abc", "minutes 0", "jobs 0"],
+    "which-mode-oracle": ["draws 0", "truth 1"],
     "convergence": [
         "modes hybrid", "samples 1023", "seeds 1", "snapshots 0", "snapshots 1281", "target 0",
         "target 1.5",

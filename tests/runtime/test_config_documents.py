@@ -19,7 +19,7 @@ from runtime.config import (
     TrainConfig,
     read_config,
 )
-from runtime.config.written import TAKEN_OUT
+from runtime.config.written import TAKEN_OUT, predicted_in
 from runtime.run.folder import plain, read_summary
 
 
@@ -165,3 +165,32 @@ def test_a_pipe_or_bytes_that_are_no_text_are_refused(tmp_path):
 def test_a_damaged_summary_is_no_summary(tmp_path, text):
     (tmp_path / "summary.json").write_text(text)
     assert read_summary(tmp_path) is None
+
+
+PREDICTED = """
+[predicted]
+cluster = "mine"
+ranks = 8
+samples_per_s = 1000.0
+samples_per_s_low = 700.0
+samples_per_s_high = 1500.0
+updates_missed = 3.5
+"""
+
+
+def test_what_a_file_predicts_of_its_run_is_no_option_of_it(tmp_path):
+    options, both = tmp_path / "options.toml", tmp_path / "both.toml"
+    options.write_text("batch = 64\n")
+    both.write_text(f"batch = 64\n{PREDICTED}")
+    assert read_config(both) == read_config(options)
+    predicted = predicted_in(both)
+    assert predicted is not None and predicted.updates_missed == 3.5
+    assert predicted_in(options) is None
+
+
+@pytest.mark.parametrize(("given", "said"), [("ranks = 8", "ranks = 0"), ("cluster", "clusters")])
+def test_a_prediction_that_cannot_be_is_refused_by_its_name(given, said, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(PREDICTED.replace(given, said))
+    with pytest.raises(ValueError, match=r"run\.toml: predicted"):
+        predicted_in(path)
