@@ -1,4 +1,4 @@
-"""The command `persia-sim` and those behind it: sharded, size, init, and lists of names."""
+"""The command `persia-sim` and those behind it: sharded, calibrate, size, init, lists of names."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _listed(what: str, words: list[str]) -> str:
 
 
 def _answer(words: list[str]) -> str:
-    # `init` writes examples, `sharded`, `size` and lists have options; all else is a scenario.
+    # `init` writes examples, other commands and lists have options; all else is a scenario.
     if words[:1] == ["init"]:
         if {"-h", "--help"} & set(words):
             return _INIT_USAGE
@@ -113,6 +113,10 @@ def _answer(words: list[str]) -> str:
         sharded = read_options(ShardedOptions, words[1:], "persia-sim sharded")
         load_numpy_random()
         return run_sharded(sharded)
+    if words[:1] == ["calibrate"]:
+        from persia_sim.sharded.calibrate_command import CalibrateOptions, run_calibrate
+
+        return run_calibrate(read_options(CalibrateOptions, words[1:], "persia-sim calibrate"))
     if words[:1] == ["size"]:
         from persia_sim.sharded.size_command import SizeOptions, run_size
 

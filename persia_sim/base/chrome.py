@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from persia_sim.base.files import atomic_write, open_regular
+from persia_sim.base.files import GZIP, atomic_write, open_regular
 from persia_sim.base.vocabulary import Stage
 
 Json = dict[str, Any]
@@ -126,7 +126,7 @@ def is_chrome_trace(path: Path) -> bool:
     """Whether a regular file begins as what `write_chrome_trace` writes."""
     try:
         with open_regular(path) as file:
-            packed = file.peek(2).startswith(b"\x1f\x8b")
+            packed = file.peek(2).startswith(GZIP)
             begin = (gzip.GzipFile(fileobj=file) if packed else file).read(len(_BEGIN))
     except (OSError, EOFError, zlib.error):
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import json
 import os
 import re
@@ -16,10 +17,11 @@ import sys
 import threading
 import time
 import tomllib
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import date
-from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
+from io import BufferedReader, BufferedWriter, BytesIO, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 from zipfile import ZipFile
@@ -220,11 +222,11 @@ MOST_DOCUMENT_BYTES = 64 * 2**20
 
 
 def read_document(path: Path) -> Any:
-    """The content of a file: TOML when it is called so, else JSON.
+    """The content of a file: TOML when it is called so, else JSON, packed by gzip or not.
 
-    Raises ValueError naming the file when it is no plain file of at most 64 MiB, no UTF-8, not
-    well-formed, or when it gives a key twice or a number that is not finite; OSError when it cannot
-    be read.
+    Raises ValueError naming the file when it is no plain file of at most 64 MiB, packed and
+    unpacked, no UTF-8, not well-formed, or when it gives a key twice or a number that is not
+    finite; OSError when it cannot be read.
     """
     try:
         content = read_regular(path, MOST_DOCUMENT_BYTES)
@@ -232,7 +234,24 @@ def read_document(path: Path) -> Any:
         if error.errno != errno.EINVAL:
             raise
         raise ValueError(f"{path} is not a plain file; name a .json or .toml file") from None
+    if content.startswith(GZIP):
+        content = _unpacked(content, path)
     return parsed(content, path, toml=path.suffix == ".toml")
+
+
+GZIP = b"\x1f\x8b"
+"""What gzip begins with; no text does."""
+
+
+def _unpacked(content: bytes, path: Path) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=BytesIO(content)) as packed:
+            text = packed.read(MOST_DOCUMENT_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    if len(text) > MOST_DOCUMENT_BYTES:
+        raise ValueError(f"{path} unpacks to more than {MOST_DOCUMENT_BYTES:,} bytes")
+    return text
 
 
 def parsed(content: bytes, where: object, *, toml: bool = False) -> Any:

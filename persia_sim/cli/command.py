@@ -30,13 +30,15 @@ if TYPE_CHECKING:
     from persia_sim.bounds.closed_form import Answer
     from persia_sim.report.measure import Estimate
     from persia_sim.report.report import Report
+    from persia_sim.sharded.plan import Software
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options(Point):
     """Simulate one configuration and print one screen about it.
 
-    `persia-sim sharded` does so for tables on the GPUs (TorchRec, HugeCTR), `persia-sim size` finds
+    `persia-sim sharded` does so for tables on the GPUs (TorchRec, HugeCTR), `persia-sim calibrate`
+    reads what your own program takes from a trace of it, `persia-sim size` finds
     the cheapest machines for a rate, `persia-sim machines list` (or clusters, workloads) has the
     names that files accept, and `persia-sim init [FOLDER]` writes commented examples of them. An
     option that the mode does not read is an error.
@@ -52,6 +54,9 @@ class Options(Point):
     """Also run it with each resource ten per cent faster (a run for each)."""
     compare: Literal["sharded"] | None = None
     """Also say what tables on these GPUs would give, and how many GPUs have room for them."""
+    software: Annotated[str | None, Unset("the costs' own; of tables on GPUs torchrec")] = None
+    """What trains the dense network, and with --compare the tables on GPUs: torchrec, hugectr and
+    so on, or a .toml file, as `persia-sim calibrate` writes it."""
     precision: Annotated[float | None, Unset("1% where --steps is not typed")] = None
     """Go on, with more steps, until half of the rate's 95 % interval is this share of it."""
     json: bool = False
@@ -73,6 +78,8 @@ class Options(Point):
         return values if values.keys() & {"steps", *_TIMED} else {"precision": NARROW} | values
 
 
+USUAL = "torchrec"
+"""The software of tables on GPUs where nobody names one."""
 _TIMED = "slow", "crash", "checkpoint_every_s"
 UNASKED_STEPS = 1_600
 UNASKED_BATCHES = 100_000
@@ -118,15 +125,18 @@ def run(options: Options) -> str:
 
     # What is asked, and whether the rows fit; mistakes are told before the run.
     options, scenario = _begun(options)
+    software = _software(options)
+    if options.software is not None and software is not None:
+        scenario = _trained_by(software, scenario, options)
     row_format = find_rows(options.row_format or rows_of(options.workload))
     held = capacity(scenario.cluster, scenario.workload, row_format, options.after_samples)
     if not options.evict and not held.fits:
-        _refuse_rows(held, scenario, options)
+        _refuse_rows(held, scenario, software if options.compare else None)
     first, last = _check_before(options)
-    if options.compare is not None:
+    if options.compare is not None and software is not None:
         from persia_sim.sharded.compare import comparison, job_of
 
-        job_of(scenario, "torchrec")  # what has no other side is told before the run
+        job_of(scenario, software)  # what has no other side is told before the run
     _check_step(answer(scenario, demand(scenario, held.miss_rate)))
 
     # Run, until the rate is narrow enough if no number of steps is given.
@@ -160,8 +170,8 @@ def run(options: Options) -> str:
             changes[change] = gains(scenario, held.miss_rate, tried, watch)
         helps += [(name, _shown(by_resource)) for name, by_resource in changes.items()]
     on_gpus = None
-    if options.compare is not None:
-        on_gpus = comparison(done, miss_rate=held.miss_rate)
+    if options.compare is not None and software is not None:
+        on_gpus = comparison(done, software, miss_rate=held.miss_rate)
         helps.append(("compared", "\n".join(on_gpus.lines)))
 
     # Files that were asked for.
@@ -183,6 +193,24 @@ def run(options: Options) -> str:
 
         return as_json(figures(result, changes, on_gpus))
     return on_screen(answers)
+
+
+def _software(options: Options) -> Software | None:
+    """What trains with tables on GPUs, where anything asks for it."""
+    if options.compare is None and options.software is None:
+        return None
+    from persia_sim.sharded.presets import find_software  # late, as all that one option asks for
+
+    return find_software(options.software or USUAL)
+
+
+def _trained_by(software: Software, scenario: Scenario, options: Options) -> Scenario:
+    """The scenario whose ranks run the dense network as this software does."""
+    from persia_sim.sharded.compare import dense_as, job_of
+
+    rule = "--profile has measured the dense network"
+    require(options.profile is None, "--software", options.software, rule, "drop one of them")
+    return replace(scenario, costs=dense_as(scenario.costs, job_of(scenario, software)))
 
 
 FAR_BELOW = 0.9
@@ -214,14 +242,15 @@ def _shared_otherwise(result: Report) -> Facts:
     return [("NICs shared otherwise", f"{below}; as {other} it is {si(rate, 'samples/s')}")]
 
 
-def _refuse_rows(held: Capacity, scenario: Scenario, options: Options) -> None:
+def _refuse_rows(held: Capacity, scenario: Scenario, compared: Software | None) -> None:
     """Raise ValueError for rows that the servers cannot hold; who compares is told of the GPUs,
     too."""
-    if options.compare is None:
+    if compared is None:
         held.refuse(scenario.cluster)
+        return
     from persia_sim.sharded.compare import room_on_gpus  # late, as all that one option asks for
 
-    on_gpus = room_on_gpus(scenario)
+    on_gpus = room_on_gpus(scenario, compared)
     try:
         held.refuse(scenario.cluster)
     except ValueError as error:

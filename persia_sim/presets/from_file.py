@@ -239,7 +239,12 @@ def workload_text(workload: Workload) -> str:
     batch_per_rank = 64
     source = "me"
     """
-    return toml_document(_said(workload))
+    return text_of(workload)
+
+
+def text_of(record: Any) -> str:
+    """What a record's file says, as TOML: every value that is no default."""
+    return toml_document(_said(record))
 
 
 def _said(record: Any) -> dict[str, Any]:

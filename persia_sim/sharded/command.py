@@ -16,9 +16,9 @@ from persia_sim.presets.fitted import REACH
 from persia_sim.presets.from_file import find, read_host
 from persia_sim.sharded.compare import MOST_GPUS, fitting_gpus
 from persia_sim.sharded.plan import HostTime, Pipeline, Strategy
-from persia_sim.sharded.presets import ranker_of, rankers, read_model, read_software
+from persia_sim.sharded.presets import find_software, ranker_of, rankers, read_model
 from persia_sim.sharded.ranker import Ranker
-from persia_sim.sharded.software import SOFTWARE, band_ln, strange
+from persia_sim.sharded.software import band_ln, strange
 from persia_sim.sharded.stages import (
     WORKSPACE_BYTES,
     Job,
@@ -82,7 +82,7 @@ def job_of(options: ShardedOptions) -> Job:
         require(1 <= value <= most, name, value, f"must lie in [1, {most:,}]")
 
     # The system and what is chosen otherwise in it.
-    software = find(options.software, "--software", SOFTWARE, read_software)
+    software = find_software(options.software)
     hosts = {name: host for name, host in MACHINES.items() if host.gpus}
     if options.pipeline is not None:
         software = replace(software, pipeline=options.pipeline)
@@ -121,7 +121,7 @@ def _needed(job: Job) -> str:
     )
 
 
-_JOINED = {
+JOINED = {
     HostTime.HIDDEN: "the longer",
     HostTime.PARTLY: "root of the squares' sum",
     HostTime.EXPOSED: "their sum",
@@ -202,7 +202,7 @@ def run_sharded(options: ShardedOptions) -> str:
         f"{job.software.pipeline}, {job.precision}, {job.batch:,} samples a step",
         f"throughput    {rate:,.0f} samples/s, 90 % band {low:,.0f} to {high:,.0f}",
         f"step          {step * 1e3:.3f} ms; GPU {device * 1e3:.3f}, host {parts.host_s * 1e3:.3f}"
-        f": {_JOINED[job.host_time]}{doubts.get('step', '')}",
+        f": {JOINED[job.host_time]}{doubts.get('step', '')}",
         f"memory        {_needed(job)}"
         + ("" if fits(job) else ": THEY DO NOT FIT")
         + doubts.get("memory", ""),

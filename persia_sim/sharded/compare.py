@@ -30,11 +30,12 @@ from persia_sim.report.ranges import (
     drawn_reach,
     range_of,
 )
+from persia_sim.sharded.plan import Software
 from persia_sim.sharded.presets import ranker_of
 from persia_sim.sharded.software import (
-    BAND,
     SOFTWARE,
     band_ln,
+    band_of,
     spreads_of,
     strange,
 )
@@ -52,16 +53,17 @@ from persia_sim.sharded.stages import (
 
 MOST_GPUS = 16_384
 COMPARED = 2_048  # a plan for more takes minutes
+_USUAL = SOFTWARE["torchrec"]
 _LEAST_STEPS = 60
 _MOST_BATCHES = 30_000  # of a run with more GPUs than the other side has
 
 
-def job_of(scenario: Scenario, software: str) -> Job:
+def job_of(scenario: Scenario, software: Software) -> Job:
     """The scenario's data, network, GPUs and global batch with its tables on the GPUs."""
     return Job(
         ranker=ranker_of(scenario.workload),
         system=scenario.cluster.system,
-        software=SOFTWARE[software],
+        software=software,
         reach=REACH,
         batch=scenario.batch,
         precision=scenario.workload.precision,
@@ -91,6 +93,12 @@ def launching_s(job: Job) -> float:
 def alike(costs: Costs, job: Job) -> Costs:
     """Costs in which the dense network, its launching and its all-reduce take as long as on the
     sharded side's GPUs, and loading nothing; the other stages on CPUs stay."""
+    return replace(dense_as(costs, job), load=Law(source="left out"))
+
+
+def dense_as(costs: Costs, job: Job) -> Costs:
+    """Costs in which the dense network, its launching and its all-reduce take as long as in a job
+    with tables on the GPUs; all other stages stay."""
     # Passes over activations that the rival's kernels do not fuse.
     soft = job.software
     reach = job.reach
@@ -100,7 +108,6 @@ def alike(costs: Costs, job: Job) -> Costs:
     # The dense part is the rival's, so that only the embedding layer differs.
     return replace(
         costs,
-        load=Law(source="left out"),
         gpu_efficiency=(),
         gpu_half_batch=0.0,
         gpu_fixed_s=launching_s(job),
@@ -133,7 +140,7 @@ def fitting_gpus(job: Job, at_most: int = MOST_GPUS) -> int | None:
     return left[place] * host.gpus if place < len(left) else None
 
 
-def room_on_gpus(scenario: Scenario, software: str = "torchrec") -> str:
+def room_on_gpus(scenario: Scenario, software: Software = _USUAL) -> str:
     """Whether GPUs like those of the cluster have room for the tables, and how many, in words.
     Raises ValueError where the GPU hosts differ."""
     job = job_of(scenario, software)
@@ -170,7 +177,7 @@ class Side:
         return f"{throughput}, {self.batch:,} a step{priced * bool(self.usd_per_hour)}"
 
 
-def on_gpus(scenario: Scenario, gpus: int, software: str) -> tuple[Scenario, Demand]:
+def on_gpus(scenario: Scenario, gpus: int, software: Software) -> tuple[Scenario, Demand]:
     """The scenario with its tables on so many of its GPUs: a step takes what `persia-sim sharded`
     says; loading, noise, faults of ranks and checkpoints are the scenario's. Nothing crosses a NIC
     but inside that step."""
@@ -216,7 +223,7 @@ def _nothing(record: Any, *but: str) -> Any:
     return replace(record, **{name: x for name, x in zero.items() if name not in but})
 
 
-def sides(run: Run, software: str = "torchrec") -> list[Side]:
+def sides(run: Run, software: Software = _USUAL) -> list[Side]:
     """What was simulated; then its tables on as many of the same GPUs as have room for the rows, if
     any. Raises ValueError where the GPU hosts differ."""
     scenario = run.scenario
@@ -259,7 +266,8 @@ class OnGpus:
 
     def bound(self, draw: Draw) -> float:
         """Samples per second by the law of its step, and by how far off that is elsewhere."""
-        unexplained = [BAND.known, *(getattr(BAND, new) for new in strange(self.job))]
+        band = band_of(self.job)
+        unexplained = [band.known, *(getattr(band, new) for new in strange(self.job))]
         off_ln = sqrt(sum(each**2 for each in unexplained)) * draw.get(self._model, 0.0)
         return self.job.batch / step_s(self._drawn(draw)) * exp(off_ln)
 
@@ -269,7 +277,7 @@ class OnGpus:
 
     def _drawn(self, draw: Draw) -> Job:
         soft = self.job.software
-        spreads = spreads_of(soft.name, {name: each.spread for name, each in FITTED.items()})
+        spreads = spreads_of(soft, {name: each.spread for name, each in FITTED.items()})
         changed: dict[str, Any] = {}
         for name, spread in spreads.items():
             faster = exp(spread * draw.get(LAUNCHING if name in _LAUNCHED else self._tables, 0.0))
@@ -289,7 +297,7 @@ class Comparison:
     """How many times the rate of the tables on GPUs; None where no number of GPUs has room."""
 
 
-def comparison(run: Run, software: str = "torchrec", miss_rate: float = 0.0) -> Comparison:
+def comparison(run: Run, software: Software = _USUAL, miss_rate: float = 0.0) -> Comparison:
     """What was simulated beside its tables on the GPUs, each rate with what it may be, and their
     ratio over one draw of what both share. Raises ValueError where the GPU hosts differ."""
     ours, *others = sides(run, software)
@@ -322,7 +330,7 @@ def comparison(run: Run, software: str = "torchrec", miss_rate: float = 0.0) -> 
         priced = f" and {price_of_both:.3g} times the price of a sample"
     lines += [
         f"tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}",
-        f"their step is that of `persia-sim sharded --software {software}`; loading, noise and"
+        f"their step is that of `persia-sim sharded --software {software.name}`; loading, noise and"
         " faults of ranks as above",
         f"{mode} has {times:.3g} times the rate (a GPU: {a_gpu:.3g}){priced}",
         f"what moves this most: {times.decisive}",

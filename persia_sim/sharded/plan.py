@@ -321,6 +321,27 @@ class HostTime(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Traced:
+    """The steps that constants were read from: what is like them is predicted best."""
+
+    machine: str
+    """Name of the machine."""
+    batch_per_gpu: float
+    """Samples of a step on one GPU, > 0."""
+    dense_macs: float
+    """Multiplications of one sample's forward pass, > 0."""
+    ids: float
+    """Ids of a sample, > 0."""
+    spread: float
+    """Standard deviation of the logarithm of a step, with what the laws miss of it, >= 0."""
+
+    def __post_init__(self) -> None:
+        some = (1e-9, AMOUNT[1])
+        require_within(self, " traced", batch_per_gpu=some, dense_macs=some, ids=some)
+        require_within(self, " traced", spread=(0, 10))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Software:
     """One training system: what it pays a step beside bytes and multiplications."""
 
@@ -392,6 +413,8 @@ class Software:
     """Most frequent rows of a larger table that are copied, too, >= 0."""
     pipeline: Pipeline = Pipeline.SPARSE_DIST
     """What runs beside another batch."""
+    traced: Traced | None = None
+    """The steps of one's own program behind its constants; None: steps of others."""
     source: str
     """Where these constants come from, and which were fitted."""
 

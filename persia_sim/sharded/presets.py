@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from persia_sim.base.schema import fit
 from persia_sim.cluster.tables import RowUpdate, Table
 from persia_sim.cluster.workload import Workload
-from persia_sim.presets.from_file import document_of, read_record, read_workload
+from persia_sim.presets.from_file import document_of, find, read_record, read_workload
 from persia_sim.sharded.plan import Software
 from persia_sim.sharded.ranker import Ranker
 from persia_sim.sharded.software import SOFTWARE
@@ -109,6 +109,7 @@ def _made_of_layers(document: dict[str, Any], make: Callable[[], Ranker]) -> Ran
     )
 
 
-def read_software(path: Path) -> Software:
+def find_software(name: str) -> Software:
     """A training system's own costs."""
-    return read_record(Software, path, "software", SOFTWARE)
+    read = partial(read_record, Software, what="software", presets=SOFTWARE)
+    return find(name, "--software", SOFTWARE, read)

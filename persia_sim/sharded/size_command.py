@@ -15,8 +15,8 @@ from persia_sim.cluster.machine import Host
 from persia_sim.cluster.memory import FORMATS
 from persia_sim.presets.catalogue import MACHINES, rows_of
 from persia_sim.presets.from_file import find, find_workload, read_host
+from persia_sim.sharded.presets import find_software
 from persia_sim.sharded.sizing import MOST_GPUS, Asked, Choice, choices, front, simulated, what_ifs
-from persia_sim.sharded.software import SOFTWARE
 
 RATES = (1, 1e12)
 _SIMULATED = 3
@@ -49,7 +49,7 @@ class SizeOptions:
     """Machines to choose from, with and without GPUs: names, or .toml files with a price. Example:
     p5.48xlarge c2-standard-30."""
     software: str = "torchrec"
-    """Software of the GPUs that hold tables: torchrec, hugectr and so on."""
+    """Software of the GPUs that hold tables: torchrec, hugectr and so on, or a .toml file."""
     row_format: Annotated[str | None, Unset("f32-adagrad; fp16-lean for criteo-syn1 to 5")] = None
     """How hybrid's servers keep rows: fp16-lean, f32-adagrad, f32-adam or f32-sgd."""
 
@@ -85,12 +85,12 @@ def run_size(options: SizeOptions) -> str:
     lines.append(_table(_around(asked, machines)))
     if tried:
         lines += ["", _halving(asked, tried[0])]
-    moved = next((c.may_be.decisive for c in tried if c.system == "hybrid"), "")
+    moved = next((c.may_be.decisive for c in tried if c.software is None), "")
     exact = f" (fresh: {' '.join(asked.fresh)})" if asked.fresh else ""
     lines.append(
         f"{f'what moves the rate of hybrid most: {moved}; ' if moved else ''}its rows are "
         f"{asked.tau if asked.tau is not None else 'any number of'} steps late{exact}, and those of"
-        f" {asked.software} are exact"
+        f" {asked.software.name} are exact"
     )
     return "\n".join(lines)
 
@@ -107,7 +107,6 @@ def _asked(options: SizeOptions) -> Asked:
     rows = options.row_format or rows_of(options.workload)
     work.parted(options.fresh)
     find(rows, "--row-format", FORMATS, _no_file)
-    find(options.software, "--software", SOFTWARE, _no_file)
 
     # What is searched for.
     return Asked(
@@ -116,7 +115,7 @@ def _asked(options: SizeOptions) -> Asked:
         tau=options.tau,
         fresh=options.fresh,
         rows=rows,
-        software=options.software,
+        software=find_software(options.software),
     )
 
 

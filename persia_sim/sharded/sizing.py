@@ -23,7 +23,8 @@ from persia_sim.presets.costs import CATALOGUE
 from persia_sim.report.hosts import MOST_HOSTS, fewest, hosts_for_rows
 from persia_sim.report.measure import Estimate, throughput
 from persia_sim.report.ranges import OnServers, Range, range_of
-from persia_sim.sharded.compare import COMPARED, fitting_gpus, job_of, on_gpus
+from persia_sim.sharded.compare import COMPARED, dense_as, fitting_gpus, job_of, on_gpus
+from persia_sim.sharded.plan import Software
 from persia_sim.sharded.software import band_ln
 from persia_sim.sharded.stages import step_s
 
@@ -56,16 +57,17 @@ class Asked:
     """Tables whose rows are exact in hybrid, as `Knobs.fresh` names them."""
     rows: str
     """How servers keep rows: a name of `FORMATS`."""
-    software: str
-    """Software of the GPUs that hold tables."""
+    software: Software
+    """What runs on the GPUs that hold tables; from a trace, the dense network of hybrid is its,
+    too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """Machines that reach a rate."""
 
-    system: str
-    """hybrid, or the software of the GPUs with tables."""
+    software: Software | None
+    """What runs on GPUs that hold tables; None: it is hybrid."""
     scenario: Scenario
     """The scenario of hybrid; of the other its cluster's GPU hosts count alone."""
     machines: tuple[tuple[str, int, Host], ...]
@@ -80,6 +82,11 @@ class Choice:
     """What bounds the rate."""
     parts: tuple[Host, ...] = ()
     """The types among which it was chosen: GPU, worker and server host."""
+
+    @property
+    def system(self) -> str:
+        """Hybrid, or the software's name."""
+        return "hybrid" if self.software is None else self.software.name
 
     @property
     def usd_per_hour(self) -> float:
@@ -107,9 +114,9 @@ class Choice:
     @property
     def band(self) -> tuple[float, float]:
         """The 90 % band of the rate."""
-        if self.system == "hybrid":
+        if self.software is None:
             return self.may_be.low, self.may_be.high
-        half = band_ln(job_of(self.scenario, self.system))
+        half = band_ln(job_of(self.scenario, self.software))
         return self.samples_per_s * exp(-half), self.samples_per_s * exp(half)
 
 
@@ -164,7 +171,7 @@ def hybrid_on(asked: Asked, gpu: Host, worker: Host, server: Host) -> Choice | N
 
     def scenario(gpus: int, workers: int, servers: int) -> Scenario:
         roles = role_on(worker, workers), role_on(server, servers)
-        return Scenario(
+        chosen = Scenario(
             cluster=cluster_on(gpu, gpus, *roles),
             workload=asked.workload,
             costs=CATALOGUE,
@@ -173,6 +180,9 @@ def hybrid_on(asked: Asked, gpu: Host, worker: Host, server: Host) -> Choice | N
             noise=Noise(gpu_cv=_GPU_CV),
             steps=_STEPS,
         )
+        if asked.software.traced is None:
+            return chosen
+        return replace(chosen, costs=dense_as(CATALOGUE, job_of(chosen, asked.software)))
 
     def reaches(gpus: int, workers: int, servers: int) -> bool:
         return answer(scenario(gpus, workers, servers)).samples_per_s >= asked.samples_per_s
@@ -193,7 +203,7 @@ def hybrid_on(asked: Asked, gpu: Host, worker: Host, server: Host) -> Choice | N
     by_closed_form = answer(chosen)
     machines = ("GPU", gpus, gpu), ("worker", workers, worker), ("server", servers, server)
     return Choice(
-        system="hybrid",
+        software=None,
         scenario=chosen,
         machines=machines,
         samples_per_s=by_closed_form.samples_per_s,
@@ -233,7 +243,7 @@ def sharded_on(asked: Asked, gpu: Host) -> Choice | None:
 
     # Whether memory or the rate has decided.
     return Choice(
-        system=asked.software,
+        software=asked.software,
         scenario=scenario(hosts),
         machines=(("GPU", hosts, gpu),),
         samples_per_s=rate(hosts),
@@ -320,9 +330,9 @@ def simulated_rate(choice: Choice, asked_samples_per_s: float) -> tuple[Estimate
 
 def _simulated_rate(choice: Choice, steps: int, seed: int) -> Estimate:
     scenario = replace(choice.scenario, steps=steps, seed=seed)
-    if choice.system == "hybrid":
+    if choice.software is None:
         return throughput(simulate(scenario))
-    other, need = on_gpus(scenario, choice.gpus, choice.system)
+    other, need = on_gpus(scenario, choice.gpus, choice.software)
     return throughput(simulate(other, need=need))
 
 

@@ -218,6 +218,15 @@ class Band:
 BAND = Band(known=0.12, software=0.22, model=0.2, machine=0.15, nodes=0.15)
 """Widths for which the bands of what was left out of the fit hold nine in ten measurements in each
 table of `persia-experiments predict-published --left-out`."""
+TRACED_LN = 0.18
+"""Of a step whose constants come from a trace of the same program on one CPU core: with it the
+bands hold 32 of 36 steps that were predicted before they ran (three programs at other batches,
+widths of rows and layers, numbers of tables, 2026-11-29; the fastest of two runs each)."""
+TRACED_RANKS_LN = 0.6
+"""Of such a step on more ranks than the trace has: four steps of two processes on two cores took
+1.5 to 2.7 times as long as predicted from one. It was never tried on GPUs."""
+_BATCHES = 4.0
+"""A batch is like that of a trace up to so many times as many samples, and as few."""
 _SIDES = 1.645
 """Standard deviations of a normal law that leave 5 % on either side."""
 _STEP = 0.05
@@ -242,7 +251,10 @@ def strange(
     soft = job.software
     ranker = job.ranker
     system = job.system
+    traced = soft.traced
     measured = seen.get(soft.name)
+    if traced is not None:
+        measured = Seen(((traced.dense_macs, traced.ids),), 1, copies=True)
     if is_unknown(soft):
         return {each.name: f"nothing is known of {soft.name}" for each in fields(Band)[1:]}
     unmeasured = {}
@@ -262,19 +274,30 @@ def strange(
     )
     if measured and not like:
         unmeasured["model"] = f"no measured step of {soft.name} with such a model"
+    elif traced and abs(log(job.per_gpu / traced.batch_per_gpu)) > log(_BATCHES):
+        unmeasured["model"] = f"no step of {soft.name} with such a batch in its trace"
 
     # The machine, and how many of them.
     machine = generation(system.host, system.gpus)
-    if machine not in generations and (system.gpus > 1 or measured is None):
+    known = machine in generations or not (system.gpus > 1 or measured is None)
+    if traced is not None:
+        machine = system.host.name
+        known = machine == traced.machine
+    if not known:
         unmeasured["machine"] = f"no measured step on {machine}"
-    if measured and system.nodes > measured.nodes:
+    if traced and system.gpus > 1:
+        unmeasured["nodes"] = f"the trace of {soft.name} is of one GPU"
+    elif measured and system.nodes > measured.nodes:
         nodes = "one node" if measured.nodes == 1 else f"at most {measured.nodes} nodes"
         unmeasured["nodes"] = f"{soft.name} was measured on {nodes}"
     return unmeasured
 
 
-def spreads_of(name: str, spreads: Mapping[str, float]) -> dict[str, float]:
+def spreads_of(software: Software, spreads: Mapping[str, float]) -> dict[str, float]:
     """Field of a system -> how uncertain the logarithm of its constant is."""
+    if software.traced is not None:
+        return {}  # its steps say all of it together
+    name = software.name
     fitted = name if name in SOFTWARE else "torch"  # somebody's own: as wide as one of ours
     by_field: dict[str, float] = {}
     for constant in FITTED:
@@ -293,7 +316,7 @@ def constants_ln(job: Job, spreads: Mapping[str, float]) -> float:
     for field, spread in mine.items():
         reach = replace(job.reach, **{field: getattr(job.reach, field) * shorter})
         variance += ((here - log(step_s(replace(job, reach=reach)))) / _STEP * spread) ** 2
-    for field, spread in spreads_of(job.software.name, spreads).items():
+    for field, spread in spreads_of(job.software, spreads).items():
         soft = replace(job.software, **{field: getattr(job.software, field) * shorter})
         variance += ((here - log(step_s(replace(job, software=soft)))) / _STEP * spread) ** 2
     return sqrt(variance)
@@ -303,7 +326,16 @@ def band_ln(job: Job) -> float:
     """Half width of the 90 % band of a predicted rate, in its logarithm: from what the constants
     leave open, and from what of the job nobody measured."""
     spreads = {name: constant.spread for name, constant in FITTED.items()}
-    return half_ln(constants_ln(job, spreads), strange(job))
+    return half_ln(constants_ln(job, spreads), strange(job), band_of(job))
+
+
+def band_of(job: Job) -> Band:
+    """The widths for a job: of one's own program the steps of its trace say how far they differ,
+    and never less than what was found where traces were held against other steps."""
+    traced = job.software.traced
+    if traced is None:
+        return BAND
+    return replace(BAND, known=max(TRACED_LN, traced.spread), nodes=TRACED_RANKS_LN)
 
 
 def half_ln(spread: float, new: Iterable[str], band: Band = BAND) -> float:

@@ -37,7 +37,7 @@ from persia_sim.presets.point import Point, scenario_of
 from persia_sim.sharded.command import ShardedOptions, job_of, run_sharded
 from persia_sim.sharded.compare import job_of as compared_job
 from persia_sim.sharded.plan import HostTime
-from persia_sim.sharded.presets import ranker_of, rankers, read_model, read_software
+from persia_sim.sharded.presets import find_software, ranker_of, rankers, read_model
 from persia_sim.sharded.ranker import Ranker
 from persia_sim.sharded.software import SOFTWARE
 from persia_sim.sharded.stages import device_step_s, stages, step_s
@@ -230,7 +230,7 @@ def test_tables_of_different_shapes_and_places_are_read(tmp_path):
 
 def test_software_may_start_from_a_preset(tmp_path):
     path = written(tmp_path, 'base = "torchrec"\npipeline = "semi_sync"\nhost_s = 0.001\n')
-    found = read_software(path)
+    found = find_software(str(path))
     assert found.pipeline == "semi_sync" and found.host_s == 0.001
     assert found.id_s == 0.2e-9 and found.name == "mine"
 
@@ -396,7 +396,7 @@ def test_a_workload_on_gpus_has_its_own_batch_and_arithmetic_unless_told(tmp_pat
         job = job_of(ShardedOptions(model=name))
         assert (job.batch, job.precision) == (8 * batch, precision)
     compared = compared_job(
-        scenario_of(Point(cluster="v100-2021-09", workload=own.model)), "torchrec"
+        scenario_of(Point(cluster="v100-2021-09", workload=own.model)), SOFTWARE["torchrec"]
     )
     assert (compared.per_gpu, compared.precision) == (4096, "tf32")
 

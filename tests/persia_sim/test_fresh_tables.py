@@ -23,6 +23,7 @@ from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.point import Point, scenario_of
 from persia_sim.report.critical_path import blame_of_resources, critical_path
 from persia_sim.sharded.sizing import Asked, hybrid_on
+from persia_sim.sharded.software import SOFTWARE
 from tests.oracles.max_plus import instants
 from tests.persia_sim.sim_configurations import small_scenario
 
@@ -168,7 +169,7 @@ def test_size_pays_for_fresh_fields():
     """On the same machines hybrid with all rows exact is slower than with none."""
     asked = Asked(
         workload=small_scenario().workload, samples_per_s=2e6, tau=4, rows="f32-adagrad",
-        software="torchrec",
+        software=SOFTWARE["torchrec"],
     )  # fmt: skip
     gpu, host = MACHINES["p5.48xlarge"], MACHINES["c2-standard-30"]
     late = hybrid_on(asked, gpu, host, host)

@@ -211,7 +211,7 @@ def test_the_multiplications_of_a_private_network_are_borrowed_by_every_other(tm
 
 def test_both_sides_of_a_comparison_have_one_dense_network():
     scenario = scenario_of(Options(workload="criteo-syn1", mode=Mode.SYNC, steps=20))
-    job = job_of(scenario, "hugectr")
+    job = job_of(scenario, SOFTWARE["hugectr"])
     need = demand(replace(scenario, costs=alike(scenario.costs, job)))
     parts = stages(job)
     assert need.compute_s == pytest.approx(parts.dense_s + launching_s(job))
@@ -224,7 +224,9 @@ def test_both_sides_of_a_comparison_have_one_dense_network():
 @pytest.mark.parametrize("name", SOFTWARE)
 def test_no_system_multiplies_faster_than_the_data_sheet_says(name, precision):
     work = replace(workloads()["criteo-syn1"], precision=precision)
-    job = job_of(replace(scenario_of(Options(workload="criteo-syn1")), workload=work), name)
+    job = job_of(
+        replace(scenario_of(Options(workload="criteo-syn1")), workload=work), SOFTWARE[name]
+    )
     peak = job.system.host.chip.peak_flops(job.system.host.chip.arithmetic(precision))
     assert stages(job).dense_s >= 6 * job.ranker.dense_macs * job.per_gpu / peak
 
@@ -236,7 +238,9 @@ def test_launching_follows_one_law_on_both_sides_of_a_comparison(host_time):
     by_hand = {"hidden": 4.0, "partly": 5.0, "exposed": 7.0}
     assert launched_s(4.0, 3.0, host_time) == by_hand[host_time]
     soft = replace(SOFTWARE["tf2"], host_time=host_time, host_exchange_s=0.0, id_s=0.0)
-    job = replace(job_of(scenario_of(Options(workload="criteo-ad", ranks=8)), "tf2"), software=soft)
+    job = replace(
+        job_of(scenario_of(Options(workload="criteo-ad", ranks=8)), SOFTWARE["tf2"]), software=soft
+    )
     bare = replace(job.ranker, tables=(Table(rows=1, dim=1e-3, ids_per_sample=(1e-9,)),))
     bare = replace(bare, dense_widths=job.ranker.widths, update=RowUpdate.SGD)
     soft = replace(soft, table_kernels=0.0)
@@ -262,11 +266,11 @@ def test_two_commands_answer_one_question_alike(cluster, work, batch):
     base = scenario_of(options)
     free = replace(base.costs, load=replace(base.costs.load, fixed_s=0.0, per_item_s=0.0))
     base = replace(base, costs=free)
-    gpus = fitting_gpus(job_of(base, "torchrec"), 64)
+    gpus = fitting_gpus(job_of(base, SOFTWARE["torchrec"]), 64)
     if not gpus:
-        assert fitting_gpus(job_of(base, "torchrec"), 64) is None
+        assert fitting_gpus(job_of(base, SOFTWARE["torchrec"]), 64) is None
         return
-    other, need = on_gpus(base, gpus, "torchrec")
+    other, need = on_gpus(base, gpus, SOFTWARE["torchrec"])
     machine = base.cluster.nn.host.name
     asked = ShardedOptions(model=work, system=machine, gpus=gpus, batch_per_gpu=batch)
     alone = job_of_sharded(asked)
@@ -324,7 +328,7 @@ def test_an_all_reduce_inside_an_nvlink_domain_needs_no_nic_on_either_side(tmp_p
     """Up to 64 GPUs are one ring inside; two domains of eight hosts share the NICs of these."""
     wide = mine(tmp_path, "[nn.host]\nnvlink_domain = 64\n")
     wide = replace(wide, cluster=wide.cluster.with_ranks(ranks), mode=Mode.SYNC, tau=None)
-    job = job_of(wide, "hugectr")
+    job = job_of(wide, SOFTWARE["hugectr"])
     need = demand(replace(wide, costs=alike(wide.costs, job)))
     assert need.all_reduce_s == pytest.approx(stages(job).allreduce_s)
     own, size = demand(wide), wide.workload.dense_gradient_bytes
@@ -378,7 +382,7 @@ def test_both_sides_of_a_comparison_have_the_same_noise_faults_and_loaders():
         return [side.samples_per_s.mean for side in sides(simulate(scenario))]
 
     calm = rates(gpu_cv=0.0)
-    job = job_of(scenario_of(Options(**options)), "torchrec")
+    job = job_of(scenario_of(Options(**options)), SOFTWARE["torchrec"])
     # A rank that is four times as slow computes three times longer; launching is beside it.
     slow = rates(gpu_cv=0.0, slow=("rank:0x4",))
     step, dense_s = step_s(job), stages(job).dense_s
@@ -450,7 +454,7 @@ def test_who_compares_rows_that_servers_cannot_hold_is_told_whether_gpus_can(wor
     [gpus] = re.findall(r"have room from (\d+) GPUs of \S+ on, and this cluster has 64", message)
     host = scenario_of(Options(workload="criteo-syn1")).cluster.system.host
     for count, has_room in ((int(gpus), True), (int(gpus) - host.gpus, False)):
-        job = job_of(scenario_of(Options(workload="criteo-syn1")), "torchrec")
+        job = job_of(scenario_of(Options(workload="criteo-syn1")), SOFTWARE["torchrec"])
         batch = count * workloads()["criteo-syn1"].batch_per_rank
         assert fits(replace(job, system=System(host=host, gpus=count), batch=batch)) is has_room
 

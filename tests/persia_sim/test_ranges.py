@@ -36,7 +36,7 @@ from persia_sim.report.report import report
 from persia_sim.report.screen import SPEED, facts, si
 from persia_sim.sharded.compare import OnGpus, comparison, job_of, sides
 from persia_sim.sharded.sizing import Asked, hybrid_on
-from persia_sim.sharded.software import band_ln
+from persia_sim.sharded.software import SOFTWARE, band_ln
 from persia_sim.sharded.stages import step_s
 
 
@@ -188,7 +188,7 @@ def test_the_host_of_h100_has_as_many_hosts_beside_it_as_size_takes():
         samples_per_s=SIZED_FOR["h100-host"],
         tau=16,
         rows="f32-adagrad",
-        software="torchrec",
+        software=SOFTWARE["torchrec"],
     )
     found = hybrid_on(asked, *hosts).scenario.cluster
     for role in ("nn", "embedding_workers", "servers"):
@@ -251,7 +251,7 @@ def test_both_sides_of_a_comparison_have_one_draw_and_its_ratio_a_range():
 
 
 def test_a_side_on_gpus_is_as_uncertain_as_sharded_says_of_its_rate():
-    job = job_of(scenario(), "torchrec")
+    job = job_of(scenario(), SOFTWARE["torchrec"])
     alone = range_of(OnGpus(job=job, samples_per_s=job.batch / step_s(job)))
     # Constants of one class move together here, and each by itself there.
     assert log(alone.high / alone.low) == pytest.approx(2 * band_ln(job), rel=0.3)
@@ -264,7 +264,7 @@ def test_size_says_what_the_rate_of_hybrid_may_be():
         samples_per_s=5e5,
         tau=4,
         rows="f32-adagrad",
-        software="torchrec",
+        software=SOFTWARE["torchrec"],
     )
     choice = hybrid_on(asked, *hosts)
     alone = range_of(OnServers(scenario=choice.scenario), simulated=False)

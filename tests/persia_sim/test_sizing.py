@@ -30,13 +30,14 @@ from persia_sim.sharded.sizing import (
     simulated_rate,
     what_ifs,
 )
+from persia_sim.sharded.software import SOFTWARE
 from persia_sim.sharded.stages import fits, step_s
 
 KWAI = "a2-highgpu-8g", "c2-standard-30", "m2-ultramem-416"
 A100, CPU, LARGE = (MACHINES[n] for n in ("nd96amsr-a100-v4", "c2-standard-30", "m2-ultramem-416"))
 ASKED = Asked(
     workload=workloads()["criteo-ad"], samples_per_s=2e6, tau=4, rows="f32-adagrad",
-    software="torchrec",
+    software=SOFTWARE["torchrec"],
 )  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def test_tables_on_gpus_take_the_fewest_machines_that_fit_and_reach_the_rate():
     choice = sharded_on(ASKED, A100)
     ((_, hosts, _),) = choice.machines
     for fewer in range(1, hosts + 1):
-        job = job_of(_resized(choice, fewer, 1, 1), "torchrec")
+        job = job_of(_resized(choice, fewer, 1, 1), SOFTWARE["torchrec"])
         reaches = fits(job) and job.batch / step_s(job) >= ASKED.samples_per_s
         assert reaches == (fewer == hosts)
 
