@@ -55,7 +55,10 @@ ROWS = 100_000
 _READ_IT = "read it before you train."
 _LABEL = re.compile(r"label|click|target|convert|purchas|like|^y$", re.IGNORECASE)
 _IS = re.compile(r"^is_", re.IGNORECASE)
-_USER = re.compile(r"user(?!_?agent)|member|customer|visitor|session", re.IGNORECASE)
+_USER = re.compile(
+    r"user(?!_?agent)|member|customer|visitor|session|shopper|client|buyer|subscriber|viewer",
+    re.IGNORECASE,
+)
 _LIST = re.compile(r"^qid$|(query|search|srch|request|impression)_?id", re.IGNORECASE)
 _SEQUENCE = re.compile(r"hist|seq|last_|recent|previous", re.IGNORECASE)
 _OUTCOME = re.compile(
@@ -197,7 +200,7 @@ def _lines(
     if len(absent) > len(ABSENT):
         yield noted(f"missing = [{', '.join(map(toml_value, absent))}]", "in every column")
     yield from joins
-    yield _labels(learned, labels)
+    yield _labels(learned, labels, columns)
     for rating in ratings:
         yield noted(f"regression = [{toml_value(rating.name)}]", "no column holds 0 and 1")
     if group is not None:
@@ -205,7 +208,7 @@ def _lines(
     yield _split(times, file)
     yield "columns = ["
     for column in features:
-        yield f"    {_column(column, absent)}"
+        yield f"    {_column(column, absent, file.delimiter == ';')}"
     yield "]"
 
 
@@ -385,9 +388,16 @@ def _as_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def _labels(chosen: list[GuessedColumn], all_of_them: list[GuessedColumn]) -> str:
+def _labels(
+    chosen: list[GuessedColumn], all_of_them: list[GuessedColumn], columns: list[GuessedColumn]
+) -> str:
     if not chosen:
-        return noted('labels = ["?"]', "no column holds 0 and 1 in every row: which is learned?")
+        missing = "no column holds 0 and 1 in every row: which is learned?"
+        two = [c for c in columns if len(c.values) == 2 and not c.absent]
+        for column in two:
+            words = " and ".join(sorted(column.values))
+            missing += f" {column.name} holds {words}: a label must be 0 and 1, so write these"
+        return noted('labels = ["?"]', missing)
     others = ", ".join(c.name for c in all_of_them if c not in chosen)
     note = f"or {others}, which hold 0 and 1, too: as a label of its own, not as a column"
     return noted(f"labels = [{toml_value(chosen[0].name)}]", note if others else "")
@@ -440,13 +450,15 @@ def _keys(file: TableFile, column: GuessedColumn) -> tuple[np.ndarray, np.ndarra
     return np.unique(np.concatenate(pieces), return_counts=True)
 
 
-def _column(column: GuessedColumn, absent: Sequence[str]) -> str:
-    """A line of the columns, with what is uncertain behind it."""
+def _column(column: GuessedColumn, absent: Sequence[str], may_have_commas: bool) -> str:
+    """A line of the columns, with what is uncertain behind it; ``may_have_commas``: within a
+    number, as the file's own separator is another."""
+    decimal = may_have_commas and column.has_decimal_commas
     # The kind that the values suggest, and what a person should decide better.
     name = toml_value(column.name)
     more = ""
     notes = [f"{100 * column.absent:.3g} % absent"] if column.absent else []
-    if (separator := column.separator) is not None:
+    if (separator := column.separator) is not None and not decimal:
         in_order = _SEQUENCE.search(column.name)
         more = ', kind = "sequence"' if in_order else ', kind = "multi"'
         more += f", separator = {toml_value(separator)}" if separator != "," else ""
@@ -463,6 +475,8 @@ def _column(column: GuessedColumn, absent: Sequence[str]) -> str:
 
     # A name alone is a column of ids.
     notes += _others(column)
+    if decimal:
+        notes.append("numbers? their decimal comma is not read: write 12.5, then numeric")
     if late := known_too_late(column.name):
         notes.append(late)
     for word in column.values[column.values.isin(_WORDS_FOR_NONE)]:

@@ -127,6 +127,14 @@ class GuessedColumn(NamedTuple):
         return self.values.str.extract(_ZONE, expand=False).fillna("")
 
     @property
+    def has_decimal_commas(self) -> bool:
+        """Whether every value is a number, and many have a comma before their decimals."""
+        values = self.values
+        if not len(values) or self.numbers or not values.str.fullmatch(r"[-+]?\d+(,\d+)?").all():
+            return False
+        return values.str.contains(",").mean() > 0.5 and not self.is_single
+
+    @property
     def separator(self) -> str | None:
         """Between the ids of a list; None where a sample has one value."""
         if self.kind == "token_seq":

@@ -324,6 +324,27 @@ def test_tabs_and_semicolons_are_seen_without_being_asked_for(tmp_path, mark, he
     assert read.test_rows > 0 and read.files[0]["rows"] == 60
 
 
+def test_numbers_with_a_decimal_comma_are_no_list_of_ids(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text("user;cost;clicked\n" + "".join(f"u{k};{k},50;{k % 2}\n" for k in range(40)))
+    (line,) = [line for line in guessed(file).splitlines() if '"cost"' in line]
+    assert "multi" not in line and "decimal comma" in line
+    file.write_text("user,cost,clicked\n" + "".join(f'u{k},"{k},50",{k % 2}\n' for k in range(40)))
+    (line,) = [line for line in guessed(file).splitlines() if '"cost"' in line]
+    assert 'kind = "multi"' in line
+
+
+def test_a_label_of_two_words_is_named_with_what_to_do(tmp_path):
+    table = pd.DataFrame({"user": range(40), "bought": ["yes", "no"] * 20, "age": range(40)})
+    text = guessed(_saved(table, tmp_path))
+    assert "bought holds no and yes: a label must be 0 and 1" in text
+
+
+def _saved(table, folder):
+    table.to_csv(folder / "mine.csv", index=False)
+    return folder / "mine.csv"
+
+
 def test_a_schema_written_elsewhere_is_told_the_path_of_its_table(tmp_path, monkeypatch, capsys):
     (tmp_path / "x").mkdir()
     (tmp_path / "here").mkdir()
