@@ -45,9 +45,8 @@ class Options(Parallel):
 
     days: tuple[Path, ...] = ()
     """Files of a day each, in their order, with the columns of the schema. Example: day-1.csv
-    day-2.csv. Else the files that the schema's pattern stands for, day-9 before
-    day-10; of one file
-    the values of its split's column."""
+    day-2.csv. Else the files that the schema's pattern stands for, day-9 before day-10; of one
+    file the values of its split's column."""
     modes: Some[Mode] = (REFERENCE, Mode.HYBRID)
     """Modes to compare; sync is the reference of the gaps."""
     tau: Tau = 4

@@ -83,10 +83,12 @@ def test_one_table_fresh_is_neither_sync_nor_hybrid(engine, merges):
         assert any(states[0][name].tobytes() != states[1][name].tobytes() for name in states[0])
 
 
-@pytest.mark.parametrize("engine", ORDERS)
+@pytest.mark.law19
+@pytest.mark.parametrize("engine", [*ORDERS, *ENGINES])
 def test_at_tau_0_fresh_tables_change_nothing(engine):
     adam = {"optimizer": RowOptimizer(kind="adam", lr=0.05)}
-    fresh = run_by(engine, hybrid(tau=0, fresh=("item",), **adam))
+    options = {} if engine in ORDERS else on_engine(engine, 2)
+    fresh = run_by(engine, hybrid(tau=0, fresh=("item",), **adam, **options))
     assert_same_bytes(run(config(ranks=2, shards=2, **adam), SOURCE), fresh)
 
 
@@ -222,14 +224,6 @@ def test_a_concurrent_run_with_all_tables_fresh_gives_the_bytes_of_sync(limits, 
     rows = replace(config().rows, admission=Admission(probability=0.5), **limits)
     fresh = hybrid(fresh=("all",), rows=rows, merge_pushes=False, **on_engine(engine, 2))
     assert_same_bytes(run(config(ranks=2, shards=2, rows=rows), SOURCE), run(fresh, SOURCE))
-
-
-@pytest.mark.law19
-@pytest.mark.parametrize("engine", ENGINES)
-def test_at_tau_0_a_concurrent_run_gives_the_bytes_of_sync_whatever_is_fresh(engine):
-    adam = {"optimizer": RowOptimizer(kind="adam", lr=0.05)}
-    fresh = hybrid(tau=0, fresh=("item",), **adam, **on_engine(engine, 2))
-    assert_same_bytes(run(config(ranks=2, shards=2, **adam), SOURCE), run(fresh, SOURCE))
 
 
 @pytest.mark.parametrize("engine", EVERY_ENGINE)
