@@ -45,6 +45,8 @@ def hold(name: str, value: Any, rule: Within | OneOf) -> None:
 
 REFERENCE = Mode.SYNC
 """The mode that all others are held against."""
+STUDIED = Mode.HYBRID
+"""The mode that the project is about."""
 MOST = 10_000_000
 """The largest count: more is a slip of the finger, not a study."""
 T = TypeVar("T")

@@ -18,6 +18,7 @@ import numpy as np
 
 from experiments.benching.wide import concurrent_samples_per_s, wide_workload
 from experiments.benching.windows import Summary, Window, ratio_of, summarize, verdict
+from experiments.options import REFERENCE, STUDIED
 from experiments.statistics import Ratio
 from experiments.tables import aligned
 from experiments.validating.link import HEADER_EFFICIENCY, Apart
@@ -26,13 +27,13 @@ from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, Tr
 from runtime.data.batch import Batch
 from runtime.embedding.config import RowOptimizer, TableConfig
 
-TRANSPORT_GOALS = {("wide", Mode.SYNC): 0.05, ("small", Mode.SYNC): 0.15}
+TRANSPORT_GOALS = {("wide", REFERENCE): 0.05, ("small", REFERENCE): 0.15}
 """Share of a step that transport may take, by MLP and mode (design of the testbed)."""
-LINK_GOALS = {("wide", Mode.HYBRID): 0.05}
+LINK_GOALS = {("wide", STUDIED): 0.05}
 """Goals over a link of 10 Gbit/s."""
 TOWERS = {"wide": (1024, 512, 256), "small": (256, 128, 64)}
 """Widths of the dense network's layers; rows and ids are the same."""
-TRANSPORT_MODES = (Mode.SYNC, Mode.HYBRID)
+TRANSPORT_MODES = (REFERENCE, STUDIED)
 SLOW_LR = 1e-6
 """The batches repeat: learned by heart, they have gradients that underflow, and a processor is five
 times slower with those."""
@@ -151,7 +152,7 @@ class Lookups:
             self._bytes[size] = float(rows * (8 + 4 * options.dim))  # ids there, rows back
             of_size = replace(options, batch=size)
             for where in ("processes", "threads"):
-                config = transport_config(of_size, "small", Mode.SYNC, where, **apart)
+                config = transport_config(of_size, "small", REFERENCE, where, **apart)
                 parts = assemble_for(config, source)
                 measure = partial(self._lookup_s, parts, source.batches, count())
                 measure()  # creates the rows; not counted

@@ -35,8 +35,8 @@ from experiments.lateness.streams import (
     Cell,
     Stream,
 )
+from experiments.options import STUDIED
 from experiments.statistics import cluster_sums, placements
-from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.run.folder import Predictions
@@ -186,7 +186,7 @@ def config_of(run: StudyRun, data: StreamData) -> TrainConfig:
     buffer = int(run.order.removeprefix(BUFFER)) if run.order.startswith(BUFFER) else None
     return TrainConfig(
         sync=SyncConfig(
-            mode=Mode.HYBRID,
+            mode=STUDIED,
             ranks=RANKS,
             tau=run.rows_late,
             dense_lag=run.dense_late,

@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.gaps import Run, finished, gap_of, gap_table
 from experiments.option_values import options_in, typed_values
-from experiments.options import REFERENCE, Parallel, Seeds, Some, Tau
+from experiments.options import REFERENCE, STUDIED, Parallel, Seeds, Some, Tau
 from experiments.points import Line, Point, data_sha256, over_seeds
 from experiments.sweeping import Whole, minutes_left, run_points
 from experiments.tables import Column, leave, table
@@ -47,7 +47,7 @@ class Options(Parallel):
     """Files of a day each, in their order, with the columns of the schema. Example: day-1.csv
     day-2.csv. Else the files that the schema's pattern stands for, day-9 before day-10; of one
     file the values of its split's column."""
-    modes: Some[Mode] = (REFERENCE, Mode.HYBRID)
+    modes: Some[Mode] = (REFERENCE, STUDIED)
     """Modes to compare; sync is the reference of the gaps."""
     tau: Tau = 4
     """Bound of the modes that have one."""

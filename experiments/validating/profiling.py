@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.options import REFERENCE
 from experiments.validating.cases import Case, held_by
 from experiments.validating.contention import Host, burdens, threads
 from experiments.validating.link import Apart
@@ -28,7 +29,6 @@ from experiments.validating.stages import (
     step_durations_of,
 )
 from persia_sim.base.staleness import staleness_in_steps
-from persia_sim.base.vocabulary import Mode
 from runtime.run.laws import LawPoint, LinearLaw, fit_law
 from runtime.run.stage_times import (
     OF_A_MODE,
@@ -205,7 +205,7 @@ class ProfileRun:
 def profile_runs(hosts: int = 1) -> list[ProfileRun]:
     """The runs of a profile; of two ``hosts`` all have their servers on the other one, on an
     unshaped link, and in the second configuration rows as wide as those that are predicted."""
-    first, second = (replace(case, mode=Mode.SYNC) for case in CONFIGURATIONS)
+    first, second = (replace(case, mode=REFERENCE) for case in CONFIGURATIONS)
     two = {"shards": 2}
     if hosts == 2:
         first = replace(first, servers=1)

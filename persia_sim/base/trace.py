@@ -107,7 +107,8 @@ class Trace:
         kinds = lookahead[self.events[:, 0]]
         chosen = np.flatnonzero(kinds >= 0) if self.meta.get("fresh") else slice(0)
         events = np.column_stack([kinds[chosen], self.events[chosen, 1:]])
-        return type(self)(events, self.meta | {"mode": str(Mode.LOOKAHEAD), "fresh": []})
+        ahead = next(mode for mode in Mode if mode.prefetches_rows)
+        return type(self)(events, self.meta | {"mode": str(ahead), "fresh": []})
 
     @classmethod
     def of(cls, events: list[Event], **meta: Any) -> Self:
