@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,8 +11,6 @@ from persia_sim.base.command_line import FLAT, OF_GROUP, AsGroup
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import (
     Checked,
-    Positive,
-    ReadBy,
     Unread,
     Within,
     check_fields,
@@ -30,7 +27,7 @@ from runtime.config.sync import (
     SyncConfig,
     of_executor,
 )
-from runtime.embedding.config import CheckedByReaders, TableConfig
+from runtime.embedding.config import TableConfig
 
 DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 OF_TORCH = "torch.optim:"
@@ -76,37 +73,6 @@ class DataConfig(Checked):
             )
 
 
-_DECAYS = ReadBy(lambda schedule: schedule.decay != "none", "a decay")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule(CheckedByReaders):
-    """A factor of the learning rate: a linear warm-up, then a decay."""
-
-    warmup_steps: Annotated[int, Within(0, 2**63 - 1)] = 0
-    """Steps of the rise from 0 to 1, >= 0."""
-    decay: Literal["none", "linear", "cosine"] = "none"
-    """Down to 0 over ``decay_steps`` after the warm-up."""
-    decay_steps: Annotated[Positive, _DECAYS] = 10_000
-    """Length of the decay, in steps, >= 1."""
-
-    def factor(self, step: int) -> float:
-        """The factor at a step, counted from 1.
-
-        >>> [Schedule(warmup_steps=2).factor(step) for step in (1, 2, 3)]
-        [0.5, 1.0, 1.0]
-        """
-        if step < self.warmup_steps:
-            return step / self.warmup_steps
-        after = step - max(1, self.warmup_steps)  # the first step has the whole rate, as torch's
-        share = min(after / self.decay_steps, 1.0)
-        if self.decay == "linear":
-            return 1.0 - share
-        if self.decay == "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * share))
-        return 1.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The dense network and its optimiser."""
@@ -117,19 +83,10 @@ class ModelConfig:
     hidden: tuple[Annotated[int, Within(1, 2**20)], ...] = (256, 128)
     """Widths of the hidden layers; the paper's are 4096 2048 1024 512 256."""
     optimizer: str = "adam"
-    """adam, adamw, sgd, adagrad, as torch has them, without momentum; or another class of
-    torch.optim with its own defaults, as torch.optim:NAdam (not in async, whose dense weights lie
-    on servers)."""
+    """adam, adamw, sgd, adagrad with torch's defaults; or another class of torch.optim with its
+    own, as torch.optim:NAdam (not in async, whose dense weights lie on servers)."""
     lr: Annotated[float, Within(0, 1e6, without="least")] = 1e-3
     """Learning rate of the dense weights, > 0."""
-    schedule: Schedule = field(default_factory=Schedule)
-    """That rate as a function of the steps (times ``batch`` samples), in every mode alike."""
-    weight_decay: Annotated[float, Within(0, 1e6)] = 0.0
-    """Weight decay of the dense weights, >= 0: added to the gradient; in adamw, pulled off the
-    weights."""
-    clip_norm: Annotated[float | None, Within(0, 1e9, without="least")] = None
-    """Most that the norm of all dense gradients of one update may be, > 0; None: no bound. An
-    update is a step; in async it is one rank's push, in async_averaging one rank's step."""
     dropout: Annotated[float, Within(0, 1, without="most")] = 0.0
     """Share of each hidden layer's outputs that training leaves out, drawn from (seed, rank, step);
     of built-in networks: a class of your own has its own nn.Dropout."""
@@ -321,7 +278,7 @@ class TrainConfig:
     """Seed of initial weights, initial rows, and shuffling."""
     warm_start: Path | None = None
     """Folder of a run, as runs/mine, or of a checkpoint: begin with its rows and dense weights. The
-    optimisers, schedules and the age of rows begin anew."""
+    optimisers and the age of rows begin anew."""
     evaluation: Annotated[EvaluationConfig, FLAT] = field(default_factory=EvaluationConfig)
     checkpoint: Annotated[CheckpointConfig, FLAT] = field(default_factory=CheckpointConfig)
     nonfinite: Literal["stop", "skip"] = "stop"
@@ -345,12 +302,11 @@ class TrainConfig:
         sync = self.sync
         engine = self.engine
 
-        # Rates that the arithmetic would round to nothing.
-        for name in ("lr", "weight_decay", "clip_norm"):
-            value = getattr(self.model, name)
-            if value and value <= _NOTHING and engine.precision != "float64":
-                rule = f"is {value}, which float32 rounds to 0: it would change nothing"
-                raise Refused(f"model.{name}", f"{rule}; give more, or --precision float64")
+        # A rate that the arithmetic would round to nothing.
+        rate = self.model.lr
+        if rate <= _NOTHING and engine.precision != "float64":
+            rule = f"is {rate}, which float32 rounds to 0: it would change nothing"
+            raise Refused("model.lr", f"{rule}; give more, or --precision float64")
 
         # Dense weights on servers are updated by one push at a time, of one rank.
         if sync.mode.rules.dense is Dense.ON_SERVERS and self.model.optimizer.startswith(OF_TORCH):

@@ -30,40 +30,25 @@ State = dict[str, Tensor]
 """What one parameter's past updates left behind; empty before the first."""
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_DECAY_OF_ADAMW = 0.01
+"""torch's own."""
 _NEW: dict[str, tuple[str, ...]] = {"adam": _MOMENTS, "adamw": _MOMENTS, "adagrad": ("sum",)}
 
 
 class FunctionalOptimizer:
-    """adam, adamw, adagrad or sgd with torch's defaults, over the given parameters.
+    """adam, adamw, adagrad or sgd with torch's defaults, over the given parameters."""
 
-    The schedule goes by the run's steps, so that it runs equally fast in every mode.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        parameters: Iterable[Tensor],
-        *,
-        pushes_per_update: int = 1,
-        pushes_per_step: int = 1,
-    ) -> None:
-        """``pushes_per_update``: how many ranks take an update at about the same time, each in an
-        optimiser of its own; ``pushes_per_step``: of how many is a step of the run."""
+    def __init__(self, config: ModelConfig, parameters: Iterable[Tensor]) -> None:
         self._config = config
         self._kind = config.optimizer
         self._lr = config.lr
         self._parameters = list(parameters)
         self._states: list[State] = [{} for _ in self._parameters]
-        self._per_update = pushes_per_update
-        self._per_step = pushes_per_step
-        self._pushes = 0
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None] | None) -> None:
         """One update; a parameter whose gradient is None stays as it is, and so does its state.
-
-        The gradients are clipped together where the config says so. None: all of it is left out.
-        """
+        None: all of it is left out."""
         if gradients is None:
             return
         triples = zip(self._parameters, gradients, self._states, strict=True)
@@ -73,24 +58,11 @@ class FunctionalOptimizer:
             for parameter, state in zip(parameters, states, strict=True):
                 if not state:
                     self._begin(parameter, state)
-            step = self._pushes // self._per_step + 1
-            self._lr = self._config.lr * self._config.schedule.factor(step)
-            self._update(parameters, self._clipped(known), states)
-        self._pushes += self._per_update
-
-    def _clipped(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Scaled down to the bound on their common norm, as torch's `clip_grad_norm_` does."""
-        if self._config.clip_norm is None:
-            return gradients
-        norm = torch.nn.utils.get_total_norm(gradients)
-        factor = torch.clamp(self._config.clip_norm / (norm + 1e-6), max=1.0)
-        return [gradient * factor for gradient in gradients]
+            self._update(parameters, known, states)
 
     def state_dict(self) -> dict[str, Any]:
-        """``state`` as torch writes it: by the parameter's number, tensors by torch's names; and
-        where the schedule stands."""
-        states = {n: dict(state) for n, state in enumerate(self._states) if state}
-        return {"state": states, "pushes": self._pushes, "pushes_per_step": self._per_step}
+        """``state`` as torch writes it: by the parameter's number, tensors by torch's names."""
+        return {"state": {n: dict(state) for n, state in enumerate(self._states) if state}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave; the tensors are copied.
@@ -100,7 +72,6 @@ class FunctionalOptimizer:
         # Whether the state is of this kind of optimiser and of these parameters, before anything
         # changes.
         saved: dict[int, State] = state_dict["state"]
-        self._pushes = state_dict["pushes"] * self._per_step // state_dict["pushes_per_step"]
         names = {"step", *_NEW[self._kind]} if self._kind in _NEW else set()
         for number, state in saved.items():
             if number >= len(self._parameters) or set(state) != names:
@@ -136,7 +107,7 @@ class FunctionalOptimizer:
     ) -> None:
         # torch's own functions, each with the state that it wants.
         given: dict[str, Any] = {"lr": self._lr, "maximize": False}
-        given["weight_decay"] = self._config.weight_decay
+        given["weight_decay"] = _DECAY_OF_ADAMW if self._kind == "adamw" else 0.0
         of = {name: [state[name] for state in states] for name in states[0]}
         if self._kind == "sgd":
             none: list[Tensor | None] = [None] * len(parameters)
@@ -166,35 +137,29 @@ class FunctionalOptimizer:
 class TorchOptimizer(FunctionalOptimizer):
     """Any class of torch.optim with its own defaults, whose ``step`` needs no closure."""
 
-    def __init__(self, config: ModelConfig, parameters: Iterable[Tensor], **pushes: int) -> None:
+    def __init__(self, config: ModelConfig, parameters: Iterable[Tensor]) -> None:
         """As `FunctionalOptimizer`. Raises ValueError naming a class that is none, or that wants
-        more than parameters, a rate and a decay."""
-        super().__init__(config, parameters, **pushes)
-        given: dict[str, Any] = {"lr": config.lr}
-        if config.weight_decay:
-            given["weight_decay"] = config.weight_decay
+        more than parameters and a rate."""
+        super().__init__(config, parameters)
         made_by = _class_of_torch(config.optimizer)
         try:
-            self._made = made_by(self._parameters, **given)
+            self._made = made_by(self._parameters, lr=config.lr)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"model.optimizer {config.optimizer} cannot be made from"
-                f" {', '.join(['parameters', *given])}: {error}"
+                f"model.optimizer {config.optimizer} cannot be made from parameters, lr: {error}"
             ) from None
 
     def state_dict(self) -> dict[str, Any]:
-        """What torch's class gives, and where the schedule stands."""
-        return super().state_dict() | self._made.state_dict()
+        """What torch's class gives."""
+        return self._made.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave; ValueError when it is of other parameters or kinds."""
-        pushes = state_dict["pushes"] * self._per_step // state_dict["pushes_per_step"]
         groups = state_dict.get("param_groups")
         if groups is None or [set(g) for g in groups] != [set(g) for g in self._made.param_groups]:
             raise ValueError(f"{self._kind} cannot go on from another optimiser's state")
         saved = {"state": state_dict["state"], "param_groups": groups}
         self._made.load_state_dict(copy.deepcopy(saved))  # torch keeps what it is given
-        self._pushes = pushes
 
     def _begin(self, parameter: Tensor, state: State) -> None:
         """The class does so itself."""
@@ -232,14 +197,8 @@ def _class_of_torch(name: str) -> Callable[..., torch.optim.Optimizer]:
 
 def make_optimizer(config: TrainConfig, model: nn.Module) -> FunctionalOptimizer:
     """The configured optimiser over the model's parameters: that of all ranks, or of a replica."""
-    replicas = config.sync.ranks if config.sync.mode.averages_replicas else 1
     kind = TorchOptimizer if config.model.optimizer.startswith(OF_TORCH) else FunctionalOptimizer
-    return kind(
-        config.model,
-        model.parameters(),
-        pushes_per_update=replicas,
-        pushes_per_step=config.dense_updates_per_step,
-    )
+    return kind(config.model, model.parameters())
 
 
 def sum_in_rank_order(gradients: Sequence[Tensor | None]) -> Tensor | None:

@@ -21,7 +21,6 @@ from persia_sim.base.schema import Count, check_fields, parse
 from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.places import TRAINED
 from runtime.checkpoint.sketches import read_sketches, write_sketches
-from runtime.config.written import table_of
 from runtime.data.batch import Batch, Layout
 from runtime.data.schema import Schema
 from runtime.embedding.batch_rows import FieldVectors
@@ -240,7 +239,7 @@ def read_export(
         raise BrokenFileError(f"{file}: its fields use tables that it does not have: {absent}")
     tables = {}
     for name, document in manifest.tables.items():
-        config = table_of(document, f"{file}: tables.{name}")
+        config = parse(TableConfig, document, f"{file}: tables.{name}")
         if config.name != name:
             raise BrokenFileError(f"{file}: table {name!r} is called {config.name!r}, too")
         ids, values = read_vectors(folder / ROWS / file_of(name), config)

@@ -388,12 +388,11 @@ def test_a_sample_of_a_simulated_order_stands_for_those_of_the_step_not_of_a_who
     assert f" {stands_for} of the simulated" in told
 
 
-@pytest.mark.parametrize("option", ["lr", "weight-decay", "clip-norm"])
-def test_a_rate_that_float32_rounds_to_nothing_is_refused(option, monkeypatch, capsys):
+def test_a_rate_that_float32_rounds_to_nothing_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(train_command, "train_in_folder", lambda *_: None)
-    words = ["train", "--data.name", "synthetic", f"--model.{option}", "1e-50"]
+    words = ["train", "--data.name", "synthetic", "--model.lr", "1e-50"]
     assert main(words) == 2
-    assert f"--model.{option} is 1e-50, which float32 rounds to 0" in capsys.readouterr().err
+    assert "--model.lr is 1e-50, which float32 rounds to 0" in capsys.readouterr().err
     assert read_train([*words[1:], "--precision", "float64"]).run.rows.dtype == "float64"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
 import pytest
@@ -19,7 +18,7 @@ from runtime.config import (
     TrainConfig,
     read_config,
 )
-from runtime.config.written import TAKEN_OUT, predicted_in
+from runtime.config.written import predicted_in
 from runtime.run.folder import plain, read_summary
 
 
@@ -85,33 +84,6 @@ def test_a_written_config_reads_back(tmp_path_factory, mode, tau, merge, hidden,
     path = tmp_path_factory.mktemp("config") / "config.json"
     path.write_text(json.dumps(plain(config)))
     assert read_config(path) == config
-
-
-@pytest.mark.parametrize("path", TAKEN_OUT)
-def test_a_run_that_wrote_an_option_which_was_taken_out_is_read_where_it_is_the_same(
-    path, tmp_path
-):
-    """Where it said what every run does now; any other value is refused by its name."""
-    file = tmp_path / "config.json"
-    *groups, name = path.split(".")
-    for value in TAKEN_OUT[path]:
-        document = plain(TrainConfig())
-        functools.reduce(dict.__getitem__, groups, document)[name] = value
-        file.write_text(json.dumps(document))
-        assert read_config(file) == TrainConfig()
-    functools.reduce(dict.__getitem__, groups, document)[name] = "another"
-    file.write_text(json.dumps(document))
-    with pytest.raises(ValueError, match=f"{path} is not known"):
-        read_config(file)
-
-
-def test_what_was_taken_out_of_rows_is_taken_out_of_a_table(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text('[tables.user.admission]\nkind = "probability"\nprobability = 0.5\n')
-    assert read_config(file).tables == {"user": {"admission": {"probability": 0.5}}}
-    file.write_text("[tables.user.optimizer]\nmomentum = 0.9\n")
-    with pytest.raises(ValueError, match=r"tables\.user\.optimizer\.momentum is not known"):
-        read_config(file)
 
 
 def test_toml_has_the_same_groups_and_what_it_leaves_out_has_defaults(tmp_path):

@@ -11,36 +11,27 @@ import torch
 from persia_sim.base.rules import Refused
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DENSE_OPTIMIZERS, OF_TORCH, ModelConfig, SyncConfig, TrainConfig
-from runtime.config.train import Schedule
 from runtime.dense.optimizer import FunctionalOptimizer, TorchOptimizer
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 TORCHS = {
-    "adam": lambda parameters, decay: torch.optim.Adam(
-        parameters, lr=0.03, weight_decay=decay, fused=True
-    ),
-    "adamw": lambda parameters, decay: torch.optim.AdamW(
-        parameters, lr=0.03, weight_decay=decay, fused=True
-    ),
-    "adagrad": lambda parameters, decay: torch.optim.Adagrad(
-        parameters, lr=0.03, weight_decay=decay
-    ),
-    "sgd": lambda parameters, decay: torch.optim.SGD(parameters, lr=0.03, weight_decay=decay),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.03, fused=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.03, fused=True),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.03),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.03),
 }
 NAMED = {
-    f"torch.optim:{name}": lambda parameters, decay, name=name: getattr(torch.optim, name)(
-        parameters, lr=0.03, weight_decay=decay
+    f"torch.optim:{name}": lambda parameters, name=name: getattr(torch.optim, name)(
+        parameters, lr=0.03
     )
     for name in ("NAdam", "RAdam", "RMSprop", "Adadelta")
 }
 EACH = TORCHS | NAMED
 
 
-def made(
-    kind: str, parameters: list[torch.nn.Parameter], decay: float = 0.0
-) -> FunctionalOptimizer:
+def made(kind: str, parameters: list[torch.nn.Parameter]) -> FunctionalOptimizer:
     make = TorchOptimizer if kind.startswith(OF_TORCH) else FunctionalOptimizer
-    return make(ModelConfig(optimizer=kind, lr=0.03, weight_decay=decay), parameters)
+    return make(ModelConfig(optimizer=kind, lr=0.03), parameters)
 
 
 def weights(dtype: torch.dtype) -> list[torch.nn.Parameter]:
@@ -68,11 +59,10 @@ def test_every_kind_stands_beside_torchs_class_and_no_other_is_trained_as_one_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("kind", sorted(EACH))
-def test_every_step_has_the_bytes_of_torchs_own_class(kind, decay, dtype):
+def test_every_step_has_the_bytes_of_torchs_own_class(kind, dtype):
     mine, theirs = weights(dtype), weights(dtype)
-    ours, torchs = made(kind, mine, decay), EACH[kind](theirs, decay)
+    ours, torchs = made(kind, mine), EACH[kind](theirs)
     for step in range(20):
         gradients = drawn(step, mine)
         ours.step(gradients)
@@ -154,12 +144,12 @@ def test_a_class_of_torch_trains_the_same_in_every_mode_whose_rows_are_exact(nam
         ("torch.optim:Nadam", "torch.optim has no optimiser of that name"),
         ("torch.optim:lr_scheduler", "torch.optim has no optimiser of that name"),
         ("torch.optim:LBFGS", "computes the loss several times"),
-        ("torch.optim:SparseAdam", "cannot be made from parameters, lr, weight_decay"),
+        ("torch.optim:Muon", "cannot be made from parameters, lr: Muon only supports 2D"),
     ],
 )
 def test_what_is_no_optimiser_of_a_step_is_refused(name, why):
     with pytest.raises(ValueError, match=why):
-        made(name, weights(torch.float32), decay=0.1)
+        made(name, weights(torch.float32))
 
 
 def test_async_keeps_the_dense_weights_on_servers_and_has_the_four_optimisers_there():
@@ -185,11 +175,3 @@ def test_a_run_imports_neither_torchs_compiler_nor_sklearn_nor_the_simulators_en
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert found.stdout == "[]\n", found.stdout + found.stderr
-
-
-def test_factors_of_the_rate_by_hand():
-    cosine = Schedule(warmup_steps=4, decay="cosine", decay_steps=6)
-    for step, factor in [(1, 0.25), (4, 1.0), (7, 0.5), (10, 0.0), (50, 0.0)]:
-        assert cosine.factor(step) == pytest.approx(factor)
-    linear = Schedule(decay="linear", decay_steps=10)
-    assert [linear.factor(step) for step in (1, 6, 11, 21)] == [1.0, 0.5, 0.0, 0.0]

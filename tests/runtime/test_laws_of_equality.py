@@ -8,7 +8,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,6 @@ from persia_sim import __main__ as simulator
 from persia_sim.base.trace import Event, Kind, Trace
 from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import updates_missed
-from runtime.config.train import Schedule
 from runtime.embedding.config import Admission, Capacity
 from runtime.executors.replayable import DECIDES_NO_BYTE, refuse_other_run, trace_meta
 from runtime.rank.parts import tables_of
@@ -84,7 +82,7 @@ def test_async_is_hybrid_with_rows_and_dense_weights_as_many_updates_late(ranks,
 @pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.law4
-def test_schedule_decay_clipping_and_dropout_are_the_same_in_every_mode(mode, executor):
+def test_decay_and_dropout_are_the_same_in_every_mode(mode, executor):
     """One rank without lateness computes in every mode what it computes in sync."""
     model = replace(TUNED, dropout=0.3)
     late = {"tau": 0} if mode.reads_late_rows else {}
@@ -92,22 +90,6 @@ def test_schedule_decay_clipping_and_dropout_are_the_same_in_every_mode(mode, ex
         late |= {"average_every_steps": 3} if executor == "constant_lag" else {}
     one = run(config(mode=mode, model=model, executor=executor, **late), SOURCE)
     assert_same_bytes(run(config(model=model), SOURCE), one)
-
-
-@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.ASYNC_AVERAGING])
-@pytest.mark.parametrize("match", ["update", "global"])
-@pytest.mark.law4
-def test_a_schedule_goes_by_samples_in_modes_without_a_common_step(mode, match):
-    """At the end of the same samples, the rate of every optimiser is that of sync."""
-    fall = replace(TUNED, schedule=Schedule(decay="linear", decay_steps=6))
-    source = ArraySource(24 * 12)
-    weights = {}
-    for steps in (4, 6, 12):
-        chosen = config(mode=mode, ranks=2, tau=0, match=match, model=fall, steps=steps)
-        model = run(chosen, source).model
-        weights[steps] = torch.cat([p.detach().flatten() for p in model.parameters()])
-    assert torch.allclose(weights[6], weights[12], rtol=0, atol=1e-6)  # the rate is 0 from there
-    assert not torch.allclose(weights[4], weights[6], rtol=0, atol=1e-4)
 
 
 @pytest.mark.law3

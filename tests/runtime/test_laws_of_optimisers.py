@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.optim import lr_scheduler
 
-from runtime.config import ModelConfig
-from runtime.config.train import Schedule
 from runtime.data.batch import Batch
 from runtime.embedding.config import RowOptimizer
 from runtime.models.inputs import Embeddings
@@ -29,21 +26,6 @@ TORCH = {
 }
 
 
-def torchs_schedule(schedule, optimizer):
-    """A warm-up and then a decay, of torch's own classes."""
-    warm, steps = schedule.warmup_steps, schedule.decay_steps
-    if schedule.decay == "none":
-        return lr_scheduler.ConstantLR(optimizer, 1.0)
-    fall = {
-        "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, steps),
-        "linear": lambda: lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps),
-    }[schedule.decay]()
-    if not warm:
-        return fall
-    rise = lr_scheduler.LinearLR(optimizer, 1 / warm, total_iters=warm - 1)
-    return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warm - 1])
-
-
 def plain_pytorch(
     chosen, source, loss_of=binary_cross_entropy_with_logits
 ) -> tuple[dict[int, np.ndarray], torch.nn.Module]:
@@ -56,10 +38,7 @@ def plain_pytorch(
     sparse = chosen.rows.optimizer.kind == "adam"
     bag = torch.nn.Embedding.from_pretrained(table, freeze=False, sparse=sparse)
     row_optimizer = TORCH[chosen.rows.optimizer.kind]([bag.weight], chosen.rows.optimizer)
-    dense_optimizer = torch.optim.Adam(
-        learner.model.parameters(), lr=chosen.model.lr, weight_decay=chosen.model.weight_decay
-    )
-    schedule = torchs_schedule(chosen.model.schedule, dense_optimizer)
+    dense_optimizer = torch.optim.Adam(learner.model.parameters(), lr=chosen.model.lr)
     for batch in training_stream(chosen, source):
         pooled = torch.zeros(batch.size * 3, chosen.rows.dim, dtype=learner.dtype)
         lengths = np.diff(batch.offsets)
@@ -75,10 +54,7 @@ def plain_pytorch(
         dense_optimizer.zero_grad()
         loss.backward()
         row_optimizer.step()
-        if chosen.model.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(learner.model.parameters(), chosen.model.clip_norm)
         dense_optimizer.step()
-        schedule.step()
     return {i: bag.weight.detach()[k].numpy() for i, k in place.items()}, learner.model
 
 
@@ -109,27 +85,6 @@ def test_sync_with_one_rank_equals_plain_pytorch(optimizer, dtype):
         assert np.abs(values - wanted).max() < 1e-10
     else:
         assert np.linalg.norm(values - wanted) < 1e-6 * np.linalg.norm(wanted)
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        Schedule(warmup_steps=5, decay="cosine", decay_steps=30),
-        Schedule(warmup_steps=3, decay="linear", decay_steps=20),
-        Schedule(decay="cosine", decay_steps=30),
-        Schedule(decay="linear", decay_steps=20),
-    ],
-    ids=lambda s: f"{s.decay} behind {s.warmup_steps}",
-)
-@pytest.mark.law4
-def test_schedule_weight_decay_and_clipping_are_those_of_torch(schedule):
-    source = ArraySource(24 * 30)
-    model = ModelConfig(hidden=(8,), lr=0.02, schedule=schedule, weight_decay=0.1, clip_norm=0.01)
-    chosen = config(optimizer=RowOptimizer(kind="sgd", lr=0.5), dtype="float64", model=model)
-    _, expected = plain_pytorch(chosen, source)
-    mine = run(chosen, source).model.parameters()
-    for one, other in zip(mine, expected.parameters(), strict=True):
-        assert float((one - other).detach().abs().max()) < 1e-10
 
 
 class Weighed(ArraySource):

@@ -20,8 +20,7 @@ from persia_sim.base.trace import Kind, TraceRecorder
 from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import read_checkpoint
-from runtime.config import ModelConfig, TrainConfig
-from runtime.config.train import Schedule
+from runtime.config import TrainConfig
 from runtime.dense import averaging
 from runtime.dense.averaging import AveragedReplicas, TimedAveraging
 from runtime.dense.optimizer import FunctionalOptimizer, make_optimizer
@@ -98,7 +97,6 @@ def assert_same_weights(one: nn.Module, expected: dict[str, Tensor]) -> None:
 
 def assert_same_optimizer(one: FunctionalOptimizer, expected: dict[str, Any]) -> None:
     found = one.state_dict()
-    assert found["pushes"] == expected["pushes"]
     for number, tensors in expected["state"].items():
         for name, tensor in tensors.items():
             assert torch.equal(found["state"][number][name], tensor), (number, name)
@@ -146,7 +144,6 @@ def test_ranks_that_are_processes_go_on_each_with_its_own_replica_and_optimiser(
     for rank in range(3):
         for name, tensor in saved["replicas"][rank].items():
             assert torch.equal(again["replicas"][rank][name], tensor)
-        assert again["optimizers"][rank]["pushes"] == saved["optimizers"][rank]["pushes"]
 
 
 def on_threads(ranks: int) -> AveragedReplicas:
@@ -177,30 +174,6 @@ def test_another_number_of_ranks_begins_with_the_mean_of_the_replicas(ranks):
                 assert_same_weights(one.model(rank), saved["model"])
                 steps = saved["optimizers"][rank % 3]["state"][0]["step"]
                 assert torch.equal(optimizer.state_dict()["state"][0]["step"], steps)
-
-
-@pytest.mark.parametrize(("before", "now"), [(3, 3), (3, 2), (2, 5), (4, 1)])
-@pytest.mark.law11
-def test_a_schedule_goes_on_at_its_step_with_another_number_of_pushes_a_step(before, now):
-    """Of async with match=global, where a step is a push of each rank; by sgd, whose steps show
-    the rate."""
-    falling = Schedule(decay="linear", decay_steps=12)
-    chosen = ModelConfig(optimizer="sgd", lr=0.5, schedule=falling)
-
-    def of(ranks: int) -> tuple[Tensor, FunctionalOptimizer]:
-        weight = torch.zeros(1)
-        return weight, FunctionalOptimizer(chosen, [weight], pushes_per_step=ranks)
-
-    _, one = of(before)
-    for _ in range(6 * before):
-        one.step([torch.ones(1)])
-    weight, other = of(now)
-    other.load_state_dict(one.state_dict())
-    for _ in range(2 * now):
-        other.step([torch.ones(1)])
-    rates = [chosen.lr * chosen.schedule.factor(step) for step in (7, 8)]
-    assert rates[0] > rates[1] > 0
-    assert weight.item() == pytest.approx(-now * sum(rates), rel=1e-6)
 
 
 def test_each_rank_trains_its_own_replica_with_its_own_optimiser():

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config.train import Schedule
 from runtime.embedding.config import (
     Admission,
     Capacity,
@@ -20,7 +19,6 @@ from runtime.embedding.config import (
 
 UNREAD: list[tuple[Any, dict[str, Any], str]] = [
     (HashStack, {"rows_per_round": 9}, "only used with rounds >= 1"),
-    (Schedule, {"decay_steps": 9}, "only used with a decay"),
     (TableConfig, {"initial_mean": 0.1}, "only used with initial normal"),
     (TableConfig, {"initial_shape": 2.0}, "only used with initial gamma"),
     (TableConfig, {"initial": "inverse_sqrt", "initial_scale": 0.1}, "only used with an initial"),
@@ -52,8 +50,6 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (HashStack, {"rounds": 10**9}, "must be <= 64"),
     (Admission, {"probability": math.nan}, FINITE),
     (Admission, {"probability": 0.0}, "must be > 0"),
-    (Schedule, {"warmup_steps": 2**63}, "must fit into 64 bits"),
-    (Schedule, {"decay": "exponential"}, "must be one of none, linear"),
     (RowOptimizer, {"kind": "Adam"}, "must be one of sgd, adagrad"),
     (RowOptimizer, {"lr": math.nan}, FINITE),
     (RowOptimizer, {"lr": "0.1"}, "must be a number"),
