@@ -283,6 +283,19 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
     return {}
 
 
+def load_vectors(server: NativeShard, *, table: str, file: str, digest: str) -> dict[str, Any]:
+    """Put those rows of a file of ids and values that are this server's into its empty table, as if
+    they were just created with these values."""
+    _, arrays = read_arrays(Path(file), digest)
+    here = shard_of(arrays["ids"], server.shards) == server.shard
+    ids, values = arrays["ids"][here], np.ascontiguousarray(arrays["values"][here])
+    nothing = np.empty(0, np.uint32)
+    rows = values.view(np.uint8).reshape(len(ids), -1)
+    found = Arrays(ids, nothing, nothing, rows, ids[:0], latest_step=0)
+    server.tables[table].restore(**_as_created(server, table, found)._asdict(), keep_present=False)
+    return {}
+
+
 def _rows_of_shard(
     server: NativeShard,
     folder: str,

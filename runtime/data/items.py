@@ -44,8 +44,18 @@ class Items:
 
 
 def read_items(schema: Schema, file: Path) -> Items:
-    """The items of a table, as a data set of this schema reads its columns; others are not looked
-    at. DataError for a table that is none of items."""
+    """The items of a table, as `read_keyed`; DataError for a table that is none of items."""
+    if schema.group in file_of(schema, file).column_names():
+        raise DataError(
+            f"{file} has the column {schema.group}, whose samples items are ranked for: a table of"
+            " items has none of it; leave it out"
+        )
+    return read_keyed(schema, file)
+
+
+def read_keyed(schema: Schema, file: Path) -> Items:
+    """A table by its first column that the schema names, which must be different in each row, as a
+    data set of this schema reads its columns; others are not looked at. DataError for others."""
     # Its columns that are features: the first one says which item it is.
     table = file_of(schema, file)
     present = table.column_names()
@@ -55,11 +65,6 @@ def read_items(schema: Schema, file: Path) -> Items:
         raise DataError(
             f"{file} has the columns {', '.join(present)}: the first that the schema names must be"
             f" the item's, a categorical one; {nearest(present[0], known)}"
-        )
-    if schema.group in names:
-        raise DataError(
-            f"{file} has the column {schema.group}, whose samples items are ranked for: a table of"
-            " items has none of it; leave it out"
         )
     for column in schema.columns:
         if column.with_column is not None and (column.name in names) != (
@@ -89,8 +94,8 @@ def read_items(schema: Schema, file: Path) -> Items:
     if len(values) < len(ids):
         repeated = int(np.flatnonzero(ids == values[counts > 1][0])[1]) + 1
         raise DataError(
-            f"{file}, row {repeated}, column {names[0]}: an item that stood there before; a table"
-            " of items has one row an item"
+            f"{file}, row {repeated}, column {names[0]}: it stood there before, and"
+            " such a table has one row for each"
         )
     return Items(
         names[0],

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 
@@ -147,9 +147,11 @@ class TableConfig(CheckedByReaders):
     optimizer: RowOptimizer = RowOptimizer()
     initial_scale: Annotated[float, _SCALED] = 0.01
     """Fresh rows are uniform in [-initial_scale, initial_scale); >= 0 (the original's 0.01)."""
-    initial: InitialKind = "uniform"
+    initial: str = "uniform"
     """normal: standard deviation initial_scale; gamma: scale initial_scale; poisson: rate
-    initial_scale; inverse_sqrt: uniform within 1 / sqrt(dim); constant: initial_scale."""
+    initial_scale; inverse_sqrt: uniform within 1 / sqrt(dim); constant: initial_scale. Or a file,
+    as vectors.parquet: rows of the ids in its column ``id`` (as an export has them), or of the
+    values in a column of the data, begin with its ``vector``, all others uniform."""
     initial_mean: Annotated[float, _OF_NORMAL] = 0.0
     """normal: the mean."""
     initial_shape: Annotated[float, Within(0, math.inf, without="least"), _OF_GAMMA] = 1.0
@@ -182,7 +184,24 @@ class TableConfig(CheckedByReaders):
                 or_zero = "" if option.name == "lr" else "0 or "
                 self._check_fits(f"optimizer.{option.name}", value, or_zero)
 
+    @property
+    def initial_file(self) -> bool:
+        """Whether rows begin with vectors of a file."""
+        return self.initial.endswith(".parquet")
+
     def _check_initial(self) -> None:
+        known = get_args(InitialKind)
+        rule = f"must be {', '.join(known)}, or a file that ends in .parquet"
+        require(self.initial_file or self.initial in known, "initial", self.initial, rule)
+        if self.initial_file:
+            goes = self.capacity.limited or self.capacity.expire_after_steps is not None
+            for name, clashes in (
+                ("capacity", goes),  # a row that goes would not come back with its vector
+                ("hash_stack", self.hash_stack.rounds > 0),
+                ("storage", self.storage != "dtype"),
+            ):
+                rule = f"is a file, and {name} cannot go with it; leave {name} out"
+                require(not clashes, "initial", self.initial, rule)
         scale = self.initial_scale
         for name in ("initial_scale", "initial_mean", "initial_shape"):
             self._check_fits(name, getattr(self, name))

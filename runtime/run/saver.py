@@ -254,7 +254,7 @@ class RunFailover:
         if self._warm:
             raise PeerError(
                 f"embedding server {shard} has died before the first checkpoint, and with it"
-                " rows that --warm-start brought; start the run again, with --checkpoint-every"
+                " rows with which the run began; start the run again, with --checkpoint-every"
             )
 
         # Before the first checkpoint the server begins as the run did, empty.

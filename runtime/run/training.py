@@ -13,9 +13,11 @@ from typing import Any, cast
 
 from torch import nn
 
+from persia_sim.base.rules import Refused
 from persia_sim.base.schema import parse
 from persia_sim.base.staleness import StalenessCounter, StalenessSummary, summary_of
 from persia_sim.base.trace import Trace
+from runtime.checkpoint.initial import begin_with_files
 from runtime.checkpoint.lineage import RunLineage
 from runtime.checkpoint.places import DENSE
 from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values
@@ -50,6 +52,10 @@ def open_executor(parts: Parts) -> ConcurrentRun | ConstantLagRun | OrderedRun:
     if is_lag and sync.mode.rules_with(bool(sync.fresh)) in CARRIES:
         return ConstantLagRun(parts)
     return OrderedRun(parts)
+
+
+INITIAL_ROWS = "initial_rows"
+"""In a run's facts, per table the SHA-256 of the file with which its rows began."""
 
 
 class Training:
@@ -94,7 +100,15 @@ class Training:
         if start is not None and dense is not None:
             with _naming(start.folder / DENSE):
                 load_model(parts.learner.model, dense)
-        self._is_warm = origin is not None
+        by_file = any(table.initial_file for table in parts.store.tables.values())
+        self._is_warm = origin is not None or by_file
+        if by_file and origin is not None:
+            raise Refused("warm_start", "and a file of initial rows both say where rows begin")
+        if by_file and start is not None:
+            self.facts[INITIAL_ROWS] = start.state.facts.get(INITIAL_ROWS)
+        elif by_file and self.leads and self._line.source is not None:
+            run = saving.run if parts.store.answers_later else None
+            self.facts[INITIAL_ROWS] = begin_with_files(parts.store, self._line.source, run)
         if origin is not None:
             self._begin_with(origin)
         if start is not None and self.leads:

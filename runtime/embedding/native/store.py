@@ -232,7 +232,8 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options.key = int.from_bytes(key.digest(), "little")
     initial = config.initial
     scale = config.initial_scale
-    options.initial = getattr(native.Initial, "uniform" if initial == "inverse_sqrt" else initial)
+    uniform = config.initial_file or initial == "inverse_sqrt"
+    options.initial = getattr(native.Initial, "uniform" if uniform else initial)
     numbers = {
         "inverse_sqrt": (1.0 / math.sqrt(config.dim), 0.0),
         "normal": (config.initial_mean, scale),

@@ -95,6 +95,10 @@ class ServerCalls(ABC):
         """Read rows of a checkpoint."""
 
     @abstractmethod
+    def load_vectors(self, table: str, file: str, digest: str) -> Payload:
+        """Begin with rows of a file."""
+
+    @abstractmethod
     def restore(
         self,
         rules: Mapping[str, Any],

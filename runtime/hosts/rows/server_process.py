@@ -21,7 +21,7 @@ import numpy as np
 
 from persia_sim.base.schema import parse
 from persia_sim.base.vocabulary import ALL
-from runtime.checkpoint.shard import load_rows, see_folder, write_rows
+from runtime.checkpoint.shard import load_rows, load_vectors, see_folder, write_rows
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.store import freeze
 from runtime.hosts.launch.process_config import ServerConfig
@@ -336,6 +336,10 @@ class ControlConnection(ServerCalls):
     def load_rows(self, folder: str, values_only: bool = False) -> Payload:
         """Read rows of a checkpoint."""
         return load_rows(self._shard.rows, folder=folder, values_only=values_only)
+
+    def load_vectors(self, table: str, file: str, digest: str) -> Payload:
+        """Begin with rows of a file."""
+        return load_vectors(self._shard.rows, table=table, file=file, digest=digest)
 
     def restore(
         self,

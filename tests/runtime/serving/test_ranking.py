@@ -133,7 +133,7 @@ def test_equal_predictions_share_their_places(log, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("item,price\ni1,1\ni2,2\ni1,3\n", "row 3, column item: an item that stood there before"),
+        ("item,price\ni1,1\ni2,2\ni1,3\n", "row 3, column item: it stood there before"),
         ("item,user\ni1,u1\n", "has the column user"),
         ("price,item\n1,i1\n", "the first that the schema names must be the item's"),
         ("name\nx\n", "the first that the schema names must be the item's"),
