@@ -17,7 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.choosing.batch import EXACT, Cell, Plan, planned, samples_for
+from experiments.choosing.batch import (
+    EXACT,
+    UPDATES_PER_LATE,
+    Cell,
+    Plan,
+    planned,
+    samples_for,
+)
 from experiments.choosing.decision import LOOKS, Decision
 from experiments.choosing.further import (
     Replay,
@@ -191,6 +198,8 @@ def _say_plan(options: Any, budget: Budget, log: Log, chosen: Sequence[Candidate
         f" {plan.samples:,} samples, about {waiting(train_s)}; further seeds and a second batch in"
         f" what is left of {options.minutes:g} minutes; results in {options.out}"
     )
+    if plan.too_late and not (plan.cells or plan.no_time):
+        print(f"  if rows are as late as they may be, {_too_short(log, plan)}")
 
 
 def plan_of(options: Any, budget: Budget, log: Log, front: Sequence[Simulated]) -> Plan:
@@ -208,14 +217,19 @@ def plan_of(options: Any, budget: Budget, log: Log, front: Sequence[Simulated]) 
         told.add(label, most)
     plan = planned(cells, log.samples, batch, most, MOST_CELLS)
     if plan.too_late and not (plan.cells or plan.no_time):
-        least = plan.too_late[0]
-        raise ValueError(
-            f"the log has {log.samples:,} training samples, and the least late mode misses"
-            f" {least.late} updates: with {samples_for(least):,} samples or more it would have 20"
-            " updates for each; give a longer log"
-        )
+        raise ValueError(_too_short(log, plan))
     typed = typed_values(options.set)
     return replace(plan, batch=typed["batch"][0]) if "batch" in typed else plan
+
+
+def _too_short(log: Log, plan: Plan) -> str:
+    """How long the log must be for the least late mode."""
+    least = plan.too_late[0]
+    return (
+        f"the log has {log.samples:,} training samples, and the least late mode misses"
+        f" {counted(least.late, 'update')}: with {samples_for(least):,} samples or more it would"
+        f" have {UPDATES_PER_LATE} updates for each; give a longer log"
+    )
 
 
 # What is said beside the table.

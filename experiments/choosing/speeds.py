@@ -153,16 +153,28 @@ def _layouts(point: sweep.Point, rows: str, keep_hosts: bool) -> list[Scenario]:
     scenario = replace(scenario, cluster=cluster)
     has_kinds = bool(cluster.servers.also or cluster.embedding_workers.also)
     if keep_hosts or has_kinds:
-        room = capacity(cluster, scenario.workload, find_rows(rows))
-        room.refuse(cluster)
+        _refuse_no_room(scenario, rows)
         return [scenario]
     least = hosts_for_rows(scenario.workload, cluster.servers, rows)
     if least > MOST_HOSTS:
-        capacity(cluster, scenario.workload, find_rows(rows)).refuse(cluster)
+        _refuse_no_room(scenario, rows)
     layouts = [sized(scenario, inf, rows)]
     if not cluster.unpriced:
         layouts.append(cheapest(scenario, rows))
     return layouts
+
+
+def _refuse_no_room(scenario: Scenario, rows: str) -> None:
+    """Raise ValueError where the servers cannot hold the rows, naming the largest table."""
+    workload = scenario.workload
+    try:
+        capacity(scenario.cluster, workload, find_rows(rows)).refuse(scenario.cluster)
+    except ValueError as error:
+        if not workload.tables:
+            raise
+        largest = max(workload.tables, key=lambda table: table.rows * table.dim)
+        which = f"{largest.name}, has {largest.rows:.3g} rows of {largest.dim} numbers"
+        raise ValueError(f"{error}; the largest table, {which}") from None
 
 
 def _tried(point: sweep.Point, scenario: Scenario) -> _Tried:

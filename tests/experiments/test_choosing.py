@@ -205,12 +205,17 @@ def test_each_mode_is_asked_about_where_it_is_cheapest_and_fastest(keep):
         assert max(rates.values()) == pytest.approx(max(by_hand), rel=0.01)
 
 
-def test_rows_that_no_number_of_servers_holds_are_refused(tmp_path):
-    text = (EXAMPLES / "workload.toml").read_text().replace("2.5e9", "2.5e14")
-    (tmp_path / "huge.toml").write_text(text)
+def test_rows_that_no_number_of_servers_holds_are_refused_by_their_largest_table(tmp_path):
+    table = (
+        '[[tables]]\nname = "{}"\nfields = ["{}"]\nrows = {}\ndim = 64\nids_per_sample = [1.0]\n'
+    )
+    head = 'name = "huge"\nmlp = [8, 1]\nbatch_per_rank = 64\nsource = "made up"\n'
+    both = table.format("small", "a", "1e3") + table.format("large", "b", "2.5e14")
+    (tmp_path / "huge.toml").write_text(head + both)
     cluster = str(EXAMPLES / "cluster.toml")
-    with pytest.raises(ValueError, match="memory per server"):
-        candidates(cluster, str(tmp_path / "huge.toml"), "f32-adagrad", keep_hosts=False)
+    for keep in (False, True):
+        with pytest.raises(ValueError, match=r"memory per server.*largest table, large, has 2\.5e"):
+            candidates(cluster, str(tmp_path / "huge.toml"), "f32-adagrad", keep_hosts=keep)
 
 
 # The whole command.
