@@ -56,7 +56,7 @@ class Ratio:
     high: float
     """NaN, as ``low``, with fewer than two pairs."""
     pairs: int
-    clean: bool = True
+    clean: bool
     """Whether nothing else loaded the machine meanwhile."""
 
     def __str__(self) -> str:

@@ -48,7 +48,7 @@ Snapshot = tuple[str, int, float, float, float]
 """Mode, seed, second, samples, AUC."""
 Curve = list[tuple[float, ...]]
 """Second, samples and AUC of one run's snapshots, in order; the last are those of its end."""
-UNKNOWN = Ratio(math.nan, math.nan, math.nan, 0)
+UNKNOWN = Ratio(math.nan, math.nan, math.nan, 0, True)
 
 
 def target_lines(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,6 +15,7 @@ from runtime.data.open import open_source
 from runtime.data.schema import read_schema
 from tests.runtime.clicks_of_a_user import write_clicks
 
+PARTS = ("train", "validation", "test")
 USERS = [None, "u1", "u2", "u3", "7", "7.0"]
 
 
@@ -78,6 +81,26 @@ def test_a_split_by_group_divides_none(folder):
     assert "0.4 of the groups" in source.provenance().split
 
 
+@pytest.mark.parametrize("user", ["u{}", ""])
+def test_groups_are_drawn_with_the_shares_of_the_parts_and_anew_by_each_seed(user, folder):
+    """Of 4,000 users, or of as many samples without one, within 4 standard errors."""
+    n = 4000
+    lines = [f"{user.format(k)},{k},{k % 3 % 2}" for k in range(n)]
+    (folder / "s.csv").write_text("\n".join(["user,item,y", *lines]) + "\n")
+    text = schema_text('"item"', ", by_group = true, validation_fraction = 0.3")
+    source = opened(folder, text)
+    items = {part: {*np.concatenate([c.ids for c in source.chunks(part)])} for part in PARTS}
+    other = opened(folder, text.replace("random_seed = 5", "random_seed = 6"))
+    tested_twice = items["test"] & {*np.concatenate([c.ids for c in other.chunks("test")])}
+    for found, share in (
+        (items["train"], 0.6 * 0.7),
+        (items["validation"], 0.6 * 0.3),
+        (items["test"], 0.4),
+        (tested_twice, 0.4 * 0.4),
+    ):
+        assert abs(len(found) / n - share) < 4 * math.sqrt(share * (1 - share) / n)
+
+
 @pytest.mark.parametrize("rows", [None, 100])
 def test_a_validation_part_divides_no_group_either(rows, folder):
     more = ", by_group = true, validation_fraction = 0.3"
@@ -85,7 +108,7 @@ def test_a_validation_part_divides_no_group_either(rows, folder):
     (folder / "s.csv").write_text("\n".join(["user,item,y", *many]) + "\n")
     source = opened(folder, schema_text('"item"', more), rows=rows)
     sizes, groups = {}, {}
-    for part in ("train", "validation", "test"):
+    for part in PARTS:
         found = groups_of(source, part)
         sizes[part], groups[part] = len(found), set(found.tolist())
     assert not groups["train"] & groups["validation"]
