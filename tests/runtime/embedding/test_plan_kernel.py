@@ -103,17 +103,19 @@ def test_one_call_plans_every_table_of_a_batch(seed, bags, shards):
 
 
 FIELDS = [Field(name=f"f{k}") for k in range(5)]
+SAMPLES = 25_000
+"""So many that two threads share the fields."""
 
 
 def many(bags: bool, tagged: bool) -> Batch:
     """Enough ids of five fields for several threads; not tagged, fields have ids in common."""
     rng = np.random.default_rng(3)
-    lengths = rng.integers(0, 4, 9000 * 5) if bags else np.ones(9000 * 5, np.int64)
-    fields = np.repeat(np.tile(np.arange(5), 9000), lengths)
+    lengths = rng.integers(0, 4, SAMPLES * 5) if bags else np.ones(SAMPLES * 5, np.int64)
+    fields = np.repeat(np.tile(np.arange(5), SAMPLES), lengths)
     ids = rng.zipf(1.3, len(fields)).astype(np.uint64) % np.uint64(7000)
     if tagged:
         ids |= fields.astype(np.uint64) << np.uint64(VALUE_BITS)
-    empty = np.zeros((9000, 1), np.float32)
+    empty = np.zeros((SAMPLES, 1), np.float32)
     return Batch(ids, np.r_[0, np.cumsum(lengths)] if bags else None, empty, empty)
 
 
@@ -152,9 +154,9 @@ def test_threads_that_share_the_merge_number_ids_as_one_does(bags, tagged, table
 @pytest.mark.parametrize("wrong", ["one id of another field", "a field with another's number"])
 def test_fields_with_an_id_in_common_are_not_apart(wrong):
     batch = many(False, True)
-    ids = batch.ids.reshape(9000, 5).copy()
+    ids = batch.ids.reshape(SAMPLES, 5).copy()
     if wrong.startswith("one"):
-        ids[8999, 3] = ids[0, 1]
+        ids[-1, 3] = ids[0, 1]
     else:
         ids[:, 3] = ids[:, 1]
     native.set_threads(2)

@@ -1,6 +1,5 @@
 // Which distinct rows a batch needs of each table: one call for all fields and tables.
 #include <algorithm>
-#include <bit>
 #include <utility>
 #include <vector>
 
@@ -14,9 +13,11 @@ namespace {
 
 constexpr size_t kAhead = 16;  // ids between prefetch and probe
 constexpr size_t kLeastIds = 8192;  // worth a second thread
-constexpr size_t kMergers = 4;      // with fewer threads joining costs what sharing gains
+// Ids of a field, for a team of one, from which on merging field by field pays. Of 26 fields two threads
+// were 1.6 times as fast as one with 32,768 ids a field, 1.3 with 24,576, and 0.7 with 16,384 (measured
+// 2026-11 on an EPYC of family 25); that more threads need fewer is assumed.
+constexpr size_t kLeastIdsOfField = 2 * 24576;
 constexpr size_t kLeastSamples = 512;
-constexpr size_t kLeastWords = 256;
 
 // A hash table from id to its number, cleared by a new epoch instead of a sweep. An entry is 8 bytes
 // (epoch, a piece of the hash, number), so that it stays in the cache; the ids stand in the result.
@@ -132,87 +133,90 @@ struct Bags {
   }
 };
 
-// Fields that one thread merges, of a table whose fields have no id in common.
-struct Group {
-  size_t first_field, last_field;
-  Column<uint64_t> distinct{0};
-  Column<int32_t> inverse{0};
-  std::vector<uint64_t> firsts;  // a bit for each occurrence of the batch: an id appears here first
-  Column<int32_t> number{0};     // of each distinct id among those of the whole batch
-};
+// What merge_duplicates gives where fields have no id in common, by several threads. Each merges some of
+// the fields: a hash table of one field stays in the second level of cache. Then what was found is
+// numbered in the order of first appearance in the batch.
+uint32_t merge_by_field(const uint64_t* ids, const Bags& bags, int32_t* inverse, uint64_t* distinct) {
+  const size_t fields = bags.fields, samples = bags.samples;
 
-void merge_group(const uint64_t* ids, const Bags& bags, size_t n, Group& group) {
-  static thread_local std::vector<uint64_t> own;
-  own.clear();
-  for (size_t b = 0; b < bags.samples; ++b) {
-    own.insert(own.end(), ids + bags.at(b, group.first_field), ids + bags.at(b, group.last_field));
-  }
-  group.distinct = Column<uint64_t>(own.size());
-  group.inverse = Column<int32_t>(own.size());
-  group.number = Column<int32_t>(
-      merge_duplicates(own.data(), own.size(), group.inverse.data(), group.distinct.data()));
-  group.firsts.assign(n / 64 + 1, 0);
-  const int32_t* which = group.inverse.data();
-  int32_t count = 0;
-  for (size_t b = 0; b < bags.samples; ++b) {
-    const size_t to = bags.at(b, group.last_field);
-    for (size_t i = bags.at(b, group.first_field); i < to; ++i) {
-      const bool is_first = *which++ == count;  // counted without a branch: nobody foresees it
-      count += is_first;
-      group.firsts[i / 64] |= uint64_t{is_first} << i % 64;
+  // Arrays hold all fields one after the other, with gaps: else a cache would keep the same part of
+  // each of them in the same place.
+  constexpr size_t kGap = 16;
+  const size_t row = samples + kGap;
+  Column<uint32_t> all_ends(fields * row), all_numbers(fields * row);
+  uint32_t* const ends = all_ends.data();  // [fields, row]: where a field's ids of a sample end
+  std::vector<size_t> begin(fields + 1, 0);
+  for (size_t b = 0; b < samples; ++b) {
+    for (size_t f = 0; f < fields; ++f) {
+      begin[f + 1] += bags.at(b, f + 1) - bags.at(b, f);
+      ends[f * row + b] = static_cast<uint32_t>(begin[f + 1]);
     }
   }
-}
+  for (size_t f = 0; f < fields; ++f) begin[f + 1] += begin[f] + kGap;
+  Column<uint64_t> all_own(begin[fields]), all_found(begin[fields]);
+  Column<int32_t> all_which(begin[fields]), all_given(begin[fields]);
 
-// What merge_duplicates gives, by several threads: groups of fields are merged side by side, and their
-// distinct ids numbered in the order of first appearance in the batch.
-uint32_t merge_by_field(const uint64_t* ids, const Bags& bags, size_t n, size_t parts,
-                        int32_t* inverse, uint64_t* distinct) {
-  std::vector<Group> groups(parts);
-  for (size_t g = 0; g < parts; ++g) {
-    groups[g].first_field = bags.fields * g / parts;
-    groups[g].last_field = bags.fields * (g + 1) / parts;
-  }
-  share(parts, 1, [&](size_t from, size_t to) {
-    for (size_t g = from; g < to; ++g) merge_group(ids, bags, n, groups[g]);
+  // Each field by itself: its ids side by side, merged, and how many are new in each bag.
+  uint32_t* const first = all_numbers.data();  // [fields, row]: that; then the number of the first one
+  share(fields, 1, [&](size_t from, size_t to) {
+    std::vector<uint64_t*> at;
+    for (size_t f = from; f < to; ++f) at.push_back(all_own.data() + begin[f]);
+    for (size_t b = 0; b < samples; ++b) {
+      const uint64_t* id = ids + bags.at(b, from);
+      for (size_t f = from; f < to; ++f) {
+        const uint64_t* const end = all_own.data() + begin[f] + ends[f * row + b];
+        while (at[f - from] < end) *at[f - from]++ = *id++;
+      }
+    }
+    for (size_t f = from; f < to; ++f) {
+      const uint32_t* const end = ends + f * row;
+      int32_t* const which = all_which.data() + begin[f];
+      merge_duplicates(all_own.data() + begin[f], end[samples - 1], which,
+                       all_found.data() + begin[f]);
+      uint32_t i = 0;
+      int32_t count = 0;
+      for (size_t b = 0; b < samples; ++b) {
+        const int32_t before = count;
+        for (; i < end[b]; ++i) count += which[i] == count;  // without a branch: nobody foresees it
+        first[f * row + b] = static_cast<uint32_t>(count - before);
+      }
+    }
   });
-
-  // How many appear first before each word of occurrences.
-  const size_t words = n / 64 + 1;
-  std::vector<uint64_t> all(words, 0);
-  std::vector<uint32_t> before(words);
   uint32_t count = 0;
-  for (size_t w = 0; w < words; ++w) {
-    for (const Group& group : groups) all[w] |= group.firsts[w];
-    before[w] = count;
-    count += static_cast<uint32_t>(std::popcount(all[w]));
+  for (size_t b = 0; b < samples; ++b) {
+    for (size_t f = 0; f < fields; ++f) {
+      const uint32_t fresh = std::exchange(first[f * row + b], count);
+      count += fresh;
+    }
   }
 
-  // Numbers of the whole batch, by places in it.
-  share(words, kLeastWords, [&](size_t from, size_t to) {
-    for (Group& group : groups) {
-      size_t id = 0;  // of the group
-      for (size_t w = 0; w < from; ++w) id += std::popcount(group.firsts[w]);
-      for (size_t w = from; w < to; ++w) {
-        for (uint64_t left = group.firsts[w]; left; left &= left - 1, ++id) {
-          const uint64_t lower = (left & -left) - 1;
-          const uint32_t number = before[w] + static_cast<uint32_t>(std::popcount(all[w] & lower));
-          group.number.data()[id] = static_cast<int32_t>(number);
-          distinct[number] = group.distinct.data()[id];
+  // Each field's ids get their numbers; those of a bag end where those of the next one begin.
+  share(fields, 1, [&](size_t from, size_t to) {
+    for (size_t f = from; f < to; ++f) {
+      const uint32_t* const next = f + 1 < fields ? first + (f + 1) * row : first + 1;
+      const uint64_t* found = all_found.data() + begin[f];
+      int32_t* const given = all_given.data() + begin[f];
+      int32_t* last = given;
+      for (size_t b = 0; b < samples; ++b) {
+        const uint32_t end = f + 1 == fields && b + 1 == samples ? count : next[b];
+        for (uint32_t number = first[f * row + b]; number < end; ++number) {
+          *last++ = static_cast<int32_t>(number);
+          distinct[number] = *found++;
         }
       }
+      int32_t* const which = all_which.data() + begin[f];
+      for (uint32_t i = 0; i < ends[f * row + samples - 1]; ++i) which[i] = given[which[i]];
     }
   });
-  share(bags.samples, kLeastSamples, [&](size_t from, size_t to) {
-    for (Group& group : groups) {
-      const int32_t* which = group.inverse.data();
-      for (size_t b = 0; b < from; ++b) {
-        which += bags.at(b, group.last_field) - bags.at(b, group.first_field);
-      }
-      const int32_t* const number = group.number.data();
-      for (size_t b = from; b < to; ++b) {
-        const size_t end = bags.at(b, group.last_field);
-        for (size_t i = bags.at(b, group.first_field); i < end; ++i) inverse[i] = number[*which++];
+
+  // And back in the order of the batch.
+  share(samples, kLeastSamples, [&](size_t from, size_t to) {
+    for (size_t b = from; b < to; ++b) {
+      int32_t* out = inverse + bags.at(b, 0);
+      for (size_t f = 0; f < fields; ++f) {
+        const int32_t* const which = all_which.data() + begin[f];
+        const uint32_t end = ends[f * row + b];
+        for (uint32_t i = b ? ends[f * row + b - 1] : 0; i < end; ++i) *out++ = which[i];
       }
     }
   });
@@ -363,11 +367,11 @@ BatchPlan plan_batch(const Ids& given, const Given<int64_t>& bounds, const Given
       int64_t* const bounds_of = &plan.bounds[t * (shards + 1)];
       if (shards > 1 && kept_found.size() < met) kept_found.resize(met);  // fresh memory costs more
       uint64_t* const found = shards > 1 ? kept_found.data() : into;
-      const size_t parts = std::min({threads(), fields, met / kLeastIds});
-      const bool by_field =
-          count == 1 && parts >= kMergers && !plan.apart.empty() && plan.apart[0];
+      const bool by_field = count == 1 && fields >= threads() &&
+                            met >= kLeastIdsOfField / threads() * fields && !plan.apart.empty() &&
+                            plan.apart[0];
       const uint32_t merged =
-          by_field ? merge_by_field(ids, {offsets, samples, fields, rounds}, met, parts, inverse, found)
+          by_field ? merge_by_field(ids, {offsets, samples, fields, rounds}, inverse, found)
                    : merge_duplicates(ids, met, inverse, found);
       bounds_of[shards] = distinct[t] = merged;
       if (shards > 1) group_by_shard(found, merged, shards, met, inverse, into, bounds_of);
