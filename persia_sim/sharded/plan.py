@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from persia_sim.base.popularity import hottest, zipf_bins
-from persia_sim.base.rules import AMOUNT, Usual, require, require_within
+from persia_sim.base.rules import AMOUNT, COUNT, Usual, require, require_within
 from persia_sim.base.schema import hold_choices, require_possible
 from persia_sim.cluster.tables import Storage, Table
 from persia_sim.sharded.ranker import Ranker
@@ -326,6 +326,8 @@ class Traced:
 
     machine: str
     """Name of the machine."""
+    gpus: int = 1
+    """Ranks that shared each step, >= 1."""
     batch_per_gpu: float
     """Samples of a step on one GPU, > 0."""
     dense_macs: float
@@ -338,7 +340,7 @@ class Traced:
     def __post_init__(self) -> None:
         some = (1e-9, AMOUNT[1])
         require_within(self, " traced", batch_per_gpu=some, dense_macs=some, ids=some)
-        require_within(self, " traced", spread=(0, 10))
+        require_within(self, " traced", gpus=COUNT, spread=(0, 10))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from math import exp, log, sqrt
 from typing import Any
 
+from persia_sim.base.rules import counted
 from persia_sim.cluster.machine import Fabric, Host, Reach
 from persia_sim.presets.fitted import FITTED, REACH, fitted_fields, holders
 from persia_sim.sharded.plan import HostTime, Keys, Software, Strategy
@@ -285,8 +286,8 @@ def strange(
         known = machine == traced.machine
     if not known:
         unmeasured["machine"] = f"no measured step on {machine}"
-    if traced and system.gpus > 1:
-        unmeasured["nodes"] = f"the trace of {soft.name} is of one GPU"
+    if traced and system.gpus > traced.gpus:
+        unmeasured["nodes"] = f"the trace of {soft.name} has {counted(traced.gpus, 'rank')}"
     elif measured and system.nodes > measured.nodes:
         nodes = "one node" if measured.nodes == 1 else f"at most {measured.nodes} nodes"
         unmeasured["nodes"] = f"{soft.name} was measured on {nodes}"

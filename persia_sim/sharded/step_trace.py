@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite, log, prod
 from pathlib import Path
@@ -18,7 +18,7 @@ from statistics import fmean, median, quantiles, stdev
 from typing import Any, NamedTuple
 
 from persia_sim.base.files import read_document
-from persia_sim.base.rules import require
+from persia_sim.base.rules import COUNT, require
 from persia_sim.base.schema import shown
 
 Shape = tuple[int, ...]
@@ -91,8 +91,10 @@ class Steps:
     """The device, whatever it works on."""
     work_s: Mapping[str, float]
     """The device, by what it works on (`KINDS`)."""
+    ranks: int = 1
+    """Ranks that trained together."""
     batch: int = 0
-    """Samples; 0 where no shapes are recorded."""
+    """Samples of this rank; 0 where no shapes are recorded."""
     layers: tuple[Layer, ...] = ()
     """Fully connected layers of the forward pass, in its order."""
     lookups: tuple[Lookup, ...] = ()
@@ -148,9 +150,19 @@ def read_steps(path: Path, chosen: tuple[int, int] | None = None) -> Steps:
     """
     document = read_document(path)
     try:
-        return _steps(list(_spans(document)), chosen)
+        ranks = _ranks(document)
+        return replace(_steps(list(_spans(document)), chosen), ranks=ranks)
     except ValueError as error:
         raise ValueError(f"trace {path}: {error}") from None
+
+
+def _ranks(document: Any) -> int:
+    """The size of the group of processes, of which the profiler writes where there is one."""
+    group = document.get("distributedInfo") if isinstance(document, dict) else None
+    size = group.get("world_size", 1) if isinstance(group, dict) else 1
+    known = isinstance(size, int) and 1 <= size <= COUNT[1]
+    require(known, "world_size", shown(size), f"must be a number in [1, {COUNT[1]:,}]")
+    return int(size)
 
 
 def _spans(document: Any) -> Iterator[_Span]:
@@ -212,7 +224,7 @@ def _steps(spans: Sequence[_Span], chosen: tuple[int, int] | None) -> Steps:
         durations_s=tuple(each / 1e6 for each in durations_us),
         on_gpu=bool(device),
         kernels=work.launches / count,
-        table_kernels=work.of_tables / count,
+        table_kernels=min(work.of_tables, work.launches) / count,  # a graph is one launch
         launch_s=work.launch_us / 1e6,
         host_s=max(0.0, step_us - work.waited_us / count) / 1e6,
         busy_s=work.busy_us / count / 1e6,
@@ -327,7 +339,7 @@ def _on_cpu(
             kind = "constant"
         of_tables += kind == "tables"
         by_kind[kind] += max(0.0, own_us - launch_us)
-    worked = sum(by_kind.values())
+    worked = sum(by_kind.values()) - by_kind["exchanges"]  # another thread's: a rank waits for it
     return _Work(len(operators), of_tables, launch_us, worked, worked, by_kind)
 
 

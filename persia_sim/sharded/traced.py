@@ -105,7 +105,6 @@ def program_of(
         name=name,
         launch_s=launch_s * speed,
         host_s=once_s * speed,
-        host_multi_s=worked["exchanges"] * speed * (not steps.on_gpu),
         layer_kernels=(steps.kernels - steps.table_kernels) / ranker.layers,
         table_kernels=steps.table_kernels / (ranker.table_widths if fused else tables),
         fused_tables=fused,
@@ -125,9 +124,18 @@ def program_of(
 
     # What its kernels reach, in place of what those of others do.
     job = replace(job, software=replace(software, **_rates(job, worked)))
+    if steps.ranks > 1:
+        system = System(host=host, gpus=steps.ranks)
+        job = replace(job, system=system, batch=batch * steps.ranks)
+        # The host's time has waiting for other ranks in it, some of which laws of exchanges say.
+        more_s = (steps.step_s - step_s(job)) * speed
+        once_s = max(0.0, job.software.host_s + min(0.0, more_s))
+        software = replace(job.software, host_s=once_s, host_multi_s=max(0.0, more_s))
+        job = replace(job, software=software)
     off_ln = log(step_s(job) / steps.step_s)
     seen = Traced(
         machine=host.name,
+        gpus=steps.ranks,
         batch_per_gpu=batch,
         dense_macs=ranker.dense_macs,
         ids=ranker.ids,

@@ -133,6 +133,36 @@ def test_steps_of_a_gpu_have_the_times_that_were_written(tmp_path):
     assert work == pytest.approx({"tables": 60, "products": 80, "others": 40, "copies": 20})
 
 
+def test_kernels_of_a_graph_are_one_launch(tmp_path):
+    def step(number: int, start: float) -> list[dict]:
+        calls = [event for event in gpu_step(number, start) if event["name"] != "cudaLaunchKernel"]
+        return [*calls, span("cuda_runtime", "cudaGraphLaunch", start + 5, 9)]
+
+    found = read_steps(trace(tmp_path / "a.json", step))
+    assert (found.kernels, found.table_kernels) == (2, 2), "a graph and a copy"
+    assert found.busy_s == pytest.approx(200 * US)
+
+
+def test_what_ranks_wait_for_each_other_is_in_steps_of_as_many(tmp_path, monkeypatch, capsys):
+    """Two ranks: an all-reduce in another thread is no work, and the band is of two ranks."""
+
+    def step(number: int, start: float) -> list[dict]:
+        summed = operator("gloo:all_reduce", start + 300, 400, tid=5)
+        return [*cpu_step(number, start), summed]
+
+    path = trace(tmp_path / "two.json", step, distributedInfo={"backend": "gloo", "world_size": 2})
+    found = read_steps(path)
+    assert found.ranks == 2 and found.work_s["exchanges"] == pytest.approx(399 * US)
+    assert found.busy_s == pytest.approx((99 + 507 + 49) * US)
+    out = tmp_path / "out"
+    said(monkeypatch, capsys, "calibrate", "--trace", path, "--out", out)
+    files = {"software": "software", "model": "workload", "system": "system"}
+    asked = {key: str(out / f"{file}.toml") for key, file in files.items()}
+    two, four = (job_of(ShardedOptions(**asked, gpus=gpus)) for gpus in (2, 4))
+    assert step_s(two) == pytest.approx(1000 * US, rel=0.01)
+    assert strange(two) == {} and set(strange(four)) == {"nodes"}
+
+
 @pytest.mark.parametrize(
     ("length", "rule"), [(500, HostTime.HIDDEN), (540, HostTime.PARTLY), (700, HostTime.EXPOSED)]
 )
@@ -298,6 +328,7 @@ BAD = {
     "endless": (b'[{"ph": "X", "ts": 1e999, "dur": 2}]', "ts must be a number of at most 1e+18"),
     "huge": (b'[{"ph": "X", "ts": 1, "dur": 1e300}]', "dur must be a number of at most 1e+18"),
     "digits": (b'[{"ph": "X", "ts": ' + b"9" * 9000 + b', "dur": 2}]', "not well-formed JSON"),
+    "ranks": (b'{"traceEvents": [], "distributedInfo": {"world_size": -3}}', "world_size is -3"),
     "backwards": (b'[{"ph": "X", "ts": 1, "dur": -2}]', "traceEvents[0].dur is -2"),
     "a name": (b'[{"ph": "X", "ts": 1, "dur": 2, "name": [1]}]', "name must be text"),
     "arguments": (b'[{"ph": "X", "ts": 1, "dur": 2, "args": 5}]', "args must be a table"),
