@@ -21,7 +21,7 @@ FORBIDDEN = {
 }
 ROOMS = {
     "persia_sim": [
-        "base", "cluster", "presets", "network", "bounds", "theory", "engine", "report", "sharded",
+        "base", "cluster", "presets", "network", "bounds", "engine", "report", "sharded",
         "cli", "__main__",
     ],
     "runtime": [
@@ -33,7 +33,7 @@ ROOMS = {
     "experiments": [
         "catalogue", "options", "statistics", "tables", "targets", "result_cache", "points",
         "deriving", "gaps", "sweeping", "option_values", "study_file", "search", "line_search",
-        "choosing", "published", "drilling", "lateness", "validating", "paper",
+        "theory", "choosing", "published", "drilling", "lateness", "validating", "paper",
         "registry", "studies", "benching", "__main__",
     ],
     "runtime.hosts": [

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from persia_sim.theory.convergence import Problem
+from experiments.theory import Problem
 
 DENSE = 4
 RIDGE = 1e-3

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from experiments import theory
 from experiments.lateness.logistic import (
     GradientNorms,
     Logistic,
@@ -22,8 +23,8 @@ from experiments.options import Count, OneOf, PairedSeeds, Planned, Some
 from experiments.result_cache import ResultCache
 from experiments.statistics import t_interval
 from experiments.tables import Column, leave, table
+from persia_sim.base.popularity import of_batch
 from persia_sim.base.schema import Within
-from persia_sim.theory import convergence as theory
 
 CASES: dict[str, tuple[tuple[int, ...], float]] = {
     "cold ids": ((200, 200, 200, 200), 0.0),
@@ -159,7 +160,7 @@ def _record(
     # The bound with alpha of a sample, as in the theorem, and with that of a batch.
     logistic, problem = _drawn(setting.case, population)
     alpha = float(logistic.shares.max())
-    alpha_batch = theory.of_batch(alpha, setting.batch)
+    alpha_batch = of_batch(alpha, setting.batch)
     bound = _bound(setting, problem, alpha)
     whole = _bound(setting, problem, alpha_batch)
     plain = theory.sync(problem, updates=setting.updates, batch=setting.batch)

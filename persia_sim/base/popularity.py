@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import expm1, inf, log, pi
+from typing import TypeVar
 
 import numpy as np
 
 _COUNTS = 128  # points of a distribution of counts; with 1,024 extras are 0.1 % smaller
 _HASHED_ROWS = 2048  # most frequent values of a table whose server is found one by one
 
+Shares = TypeVar("Shares", float, np.ndarray)
 Drawn = tuple[int, float, float, float]
 """Tables that are alike: how many, draws of a batch and values of each, exponent."""
 
@@ -312,3 +314,17 @@ def _misfit(draws: np.ndarray, met: np.ndarray, zipf: float) -> tuple[float, flo
     rows = float(np.exp(low))  # not above the last id of a table that was met whole
     law = np.array([expected_distinct(float(n), rows, zipf) for n in draws])
     return float((np.log(law / met) ** 2 * met).sum()), rows
+
+
+def of_batch(share: Shares, draws: float) -> Shares:
+    """1 - (1 - p)^B: the chance that a row read by a share ``p`` of samples is read by a batch.
+
+    ``draws`` B: independent samples (or ids drawn) of a batch.
+
+    >>> of_batch(0.5, 2)
+    0.75
+    >>> round(of_batch(1e-3, 4096), 3)
+    0.983
+    """
+    met: Shares = -np.expm1(draws * np.log1p(-np.minimum(share, 1 - 1e-12)))
+    return met if isinstance(share, np.ndarray) else float(met)

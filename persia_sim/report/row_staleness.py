@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from persia_sim.base.popularity import zipf_bins
+from persia_sim.base.popularity import of_batch, zipf_bins
 from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps
 from persia_sim.base.trace import Trace
 from persia_sim.cluster.incidents import Purpose, stream
@@ -14,7 +14,6 @@ from persia_sim.cluster.stamps import Mark
 from persia_sim.cluster.workload import Workload
 from persia_sim.engine.simulate import Run
 from persia_sim.report.measure import steady_steps
-from persia_sim.theory.convergence import of_batch
 
 _SAMPLES = 200_000  # standard error of a share: at most 0.11 percentage points
 

@@ -10,11 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persia_sim.base.trace import Kind
-from persia_sim.base.vocabulary import Mode
-from persia_sim.base.window import updates_missed
-from persia_sim.theory import convergence as share
-from persia_sim.theory.convergence import (
+from experiments.theory import (
     Problem,
     allowed_step,
     asynchronous,
@@ -22,6 +18,10 @@ from persia_sim.theory.convergence import (
     sync,
     tuned_step,
 )
+from persia_sim.base.popularity import of_batch
+from persia_sim.base.trace import Kind
+from persia_sim.base.vocabulary import Mode
+from persia_sim.base.window import updates_missed
 from tests.persia_sim.oracles import constant_lag_trace
 
 NUMBER = st.floats(1e-3, 1e3)
@@ -218,12 +218,12 @@ def test_alpha_of_a_batch_is_the_share_of_batches_that_hold_the_row():
     draw = np.random.default_rng(0)
     shares = np.array([0.5, 0.1, 0.01])
     held = (draw.random((20_000, 16, 3)) < shares).any(axis=1).mean(axis=0)
-    assert share.of_batch(shares, 16) == pytest.approx(held, abs=0.01)
-    assert share.of_batch(1.0, 5) == pytest.approx(1.0)
+    assert of_batch(shares, 16) == pytest.approx(held, abs=0.01)
+    assert of_batch(1.0, 5) == pytest.approx(1.0)
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=20), st.integers(1, 5000))
 def test_larger_batches_and_shares_are_met_more_often(shares, draws):
-    found = share.of_batch(np.sort(shares), draws)
+    found = of_batch(np.sort(shares), draws)
     assert (np.diff(found) >= 0).all() and (found >= np.sort(shares) - 1e-12).all()
-    assert (share.of_batch(np.sort(shares), draws + 1) >= found).all()
+    assert (of_batch(np.sort(shares), draws + 1) >= found).all()

@@ -31,7 +31,7 @@ over T updates, has the gradients at late points with the factor
     1/T sum E ||grad f(w_t)||^2 <= 2 D / (gamma T) + gamma L sigma^2 / B
                                    + 2 gamma^2 L^2 alpha tau sigma^2 / B.
 
-Who takes a whole batch for the "sample" of the theorem must put ``alpha.of_batch`` for alpha; the
+Who takes a whole batch for the "sample" of the theorem must put `of_batch` of it for alpha; the
 proof above needs the sample's own, because a batch's gradient is a mean over its samples.
 """
 
@@ -39,27 +39,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeVar
-
-import numpy as np
 
 from persia_sim.base.rules import require
-
-Shares = TypeVar("Shares", float, np.ndarray)
-
-
-def of_batch(share: Shares, draws: float) -> Shares:
-    """1 - (1 - p)^B: the chance that a row read by a share ``p`` of samples is read by a batch.
-
-    ``draws`` B: independent samples (or ids drawn) of a batch.
-
-    >>> of_batch(0.5, 2)
-    0.75
-    >>> round(of_batch(1e-3, 4096), 3)
-    0.983
-    """
-    met: Shares = -np.expm1(draws * np.log1p(-np.minimum(share, 1 - 1e-12)))
-    return met if isinstance(share, np.ndarray) else float(met)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

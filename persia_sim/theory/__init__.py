@@ -1,1 +1,0 @@
-"""What can be proved of training with late rows, as pure functions."""
