@@ -57,6 +57,7 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"answer": which_mode.answer},
     RESULTS: {
         "which mode": which_mode.which_mode_table,
+        "oracle": which_mode.oracle_table,
         "own hosts": which_mode.own_hosts,
         "lateness: order": lateness.order_table,
         "lateness: chosen": lateness.chosen_table,

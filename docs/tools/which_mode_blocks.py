@@ -10,6 +10,7 @@ from speed_blocks import measured_gain
 
 from experiments.lateness.streams import STREAMS
 from experiments.paper.record import STORED, Row, read_rows
+from experiments.studies.which_mode_oracle import counted
 from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import updates_missed
 from persia_sim.cluster.scenario import Scenario
@@ -207,3 +208,11 @@ def which_mode_table() -> str:
             cells.append(gap(late.rows, data, order, late.dense) if late else "0, exact")
         lines.append(cells)
     return markdown(head, lines)
+
+
+def oracle_table() -> str:
+    """How often which-mode's decision about a drawn log was right, by log and by what binds."""
+    head = ["log", "cluster is bound by", "true best", "right", "undecided", "wrong"]
+    rows = counted(read_rows(STORED / "which_mode_oracle.csv"))
+    names = ("log", "cluster", "true_best", "right", "undecided", "wrong")
+    return markdown(head, [[str(row[name]) for name in names] for row in rows])

@@ -277,7 +277,7 @@ def verdict(
 
 
 def run(options: Options) -> None:
-    """Decide draw by draw, and print and store the table of what is there after each."""
+    """Decide draw by draw, and print and store the table of what is there at the end."""
     fronts = {name: front_on(name, options.out) for name in CLUSTERS}
     every = {one.cell for front in fronts.values() for one in front if not one.cell.is_exact}
     cells = sorted(every, key=lambda cell: (cell.late, cell.rows_late))
@@ -292,33 +292,40 @@ def run(options: Options) -> None:
         return
     decisions = ResultCache(options.out / "decisions.jsonl")
     truths = ResultCache(options.out / "truths.jsonl")
-    rows: list[dict[str, Any]] = []
-    for draw in range(max(options.draws, -(-options.truth // TRUE_DRAWS_AT_A_TIME))):
-        seeds = range(TRUE_DRAWS_AT_A_TIME * draw, TRUE_DRAWS_AT_A_TIME * (draw + 1))
-        for law in LAWS:
-            truths.fill(
-                {
-                    f"{law}, draw {seed}, {cells}": partial(
-                        true_gaps, law, FIRST_TRUE_DRAW + seed, cells
-                    )
-                    for seed in seeds
-                    if seed < options.truth
-                },
-                f"truth of {law}",
-            )
-            if draw < options.draws:
-                decisions.fill(
-                    {
-                        f"{law}, draw {draw}, {name}": partial(
-                            decided, law, draw, front, options.out
-                        )
-                        for name, front in fronts.items()
-                    },
-                    f"{law}, draw {draw}",
-                )
+    try:
+        _fill(fronts, cells, decisions, truths, options)
+    finally:  # whoever interrupts it gets the table of what is there
         rows = list(_rows(fronts, cells, decisions, truths, options))
-        write_csv(options.out / "which_mode_oracle.csv", rows)
-    print(f"{table(list(counted(rows)), COLUMNS)}\n\ntable: {options.out}/which_mode_oracle.csv")
+        if rows:
+            path = write_csv(options.out / "which_mode_oracle.csv", rows)
+            print(f"{table(list(counted(rows)), COLUMNS)}\n\ntable: {path}")
+
+
+def _fill(
+    fronts: Mapping[str, Sequence[Simulated]],
+    cells: Sequence[Cell],
+    decisions: ResultCache,
+    truths: ResultCache,
+    options: Options,
+) -> None:
+    """Make the decisions and the truths that are missing, some draws of each in turn."""
+    for draw in range(max(options.draws, -(-options.truth // TRUE_DRAWS_AT_A_TIME))):
+        first = TRUE_DRAWS_AT_A_TIME * draw
+        seeds = range(first, min(options.truth, first + TRUE_DRAWS_AT_A_TIME))
+        for law in LAWS:
+            if draw < options.draws:
+                asked = {
+                    f"{law}, draw {draw}, {name}": partial(decided, law, draw, front, options.out)
+                    for name, front in fronts.items()
+                }
+                decisions.fill(asked, f"{law}, draw {draw}")
+            trained = {
+                f"{law}, draw {seed}, {cells}": partial(
+                    true_gaps, law, FIRST_TRUE_DRAW + seed, cells
+                )
+                for seed in seeds
+            }
+            truths.fill(trained, f"truth of {law}")
 
 
 def _rows(
@@ -333,6 +340,8 @@ def _rows(
     for law in LAWS:
         labels = [f"{law}, draw {seed}, {cells}" for seed in range(options.truth)]
         seen = [truths[label] for label in labels if label in truths]
+        if len(seen) < 2:  # no interval, and so no truth
+            continue
         true = {c: t_interval(gaps) for c, gaps in zip(cells, zip(*seen, strict=True), strict=True)}
         for name, front in fronts.items():
             rates = {one.candidate.label: closed_form_rate(one) for one in front}
