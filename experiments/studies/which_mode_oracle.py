@@ -278,18 +278,18 @@ def verdict(
 
 def run(options: Options) -> None:
     """Decide draw by draw, and print and store the table of what is there at the end."""
-    fronts = {name: front_on(name, options.out) for name in CLUSTERS}
-    every = {one.cell for front in fronts.values() for one in front if not one.cell.is_exact}
-    cells = sorted(every, key=lambda cell: (cell.late, cell.rows_late))
+    count = options.draws * len(LAWS) * len(CLUSTERS)
     print(
         f"{options.draws} draws of {len(LAWS)} logs on {len(CLUSTERS)} clusters:"
-        f" {options.draws * len(LAWS) * len(CLUSTERS)} decisions of {2 * (1 + len(cells))} to"
-        f" {LOOKS[-1] * (1 + len(cells))} runs a log; truths of {options.truth} draws;"
-        f" results in {options.out}"
+        f" {count} decisions of {LOOKS[0]} to {LOOKS[-1]} seeds;"
+        f" truths of {options.truth} draws; results in {options.out}"
     )
     if options.dry_run:
         print(f"  {options.duration('draws')}")
         return
+    fronts = {name: front_on(name, options.out) for name in CLUSTERS}
+    every = {one.cell for front in fronts.values() for one in front if not one.cell.is_exact}
+    cells = sorted(every, key=lambda cell: (cell.late, cell.rows_late))
     decisions = ResultCache(options.out / "decisions.jsonl")
     truths = ResultCache(options.out / "truths.jsonl")
     try:
