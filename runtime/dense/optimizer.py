@@ -138,8 +138,8 @@ class TorchOptimizer(FunctionalOptimizer):
     """Any class of torch.optim with its own defaults, whose ``step`` needs no closure."""
 
     def __init__(self, config: ModelConfig, parameters: Iterable[Tensor]) -> None:
-        """As `FunctionalOptimizer`. Raises ValueError naming a class that is none, or that wants
-        more than parameters and a rate."""
+        """As `FunctionalOptimizer`. Raises ValueError naming a class that is none, that wants more
+        than parameters and a rate, or that takes no dense gradients."""
         super().__init__(config, parameters)
         made_by = _class_of_torch(config.optimizer)
         try:
@@ -148,6 +148,14 @@ class TorchOptimizer(FunctionalOptimizer):
             raise ValueError(
                 f"model.optimizer {config.optimizer} cannot be made from parameters, lr: {error}"
             ) from None
+
+        # A step of one weight, as some classes take no gradients like those of a network.
+        weight = torch.zeros(1, 1, requires_grad=True)
+        weight.grad = torch.zeros(1, 1)
+        try:
+            made_by([weight], lr=config.lr).step()
+        except RuntimeError as error:
+            raise ValueError(f"model.optimizer {config.optimizer}: {error}") from None
 
     def state_dict(self) -> dict[str, Any]:
         """What torch's class gives."""

@@ -144,6 +144,7 @@ def test_a_class_of_torch_trains_the_same_in_every_mode_whose_rows_are_exact(nam
         ("torch.optim:Nadam", "torch.optim has no optimiser of that name"),
         ("torch.optim:lr_scheduler", "torch.optim has no optimiser of that name"),
         ("torch.optim:LBFGS", "computes the loss several times"),
+        ("torch.optim:SparseAdam", "does not support dense gradients"),
         ("torch.optim:Muon", "cannot be made from parameters, lr: Muon only supports 2D"),
     ],
 )
