@@ -174,8 +174,63 @@ def fresh_table() -> str:
     return markdown(["stream", *heads], lines)
 
 
+TAU_CELLS = ((1, 0), (2, 0), (4, 0), (16, 0), (39, 0), (39, 7))
+TAUS = {
+    ("time", "1", "own"): "one pass, time order",
+    ("shuffled", "1", "own"): "one pass, shuffled",
+    ("time", "2", "own"): "two passes",
+    ("time", "4", "own"): "four passes",
+    ("time", "1", "time"): "judged on the last fifth of all",
+    ("time", "1", "user"): "judged on each user's last fifth",
+}
+"""What a line of the second plan says of order, passes and split."""
+
+
+def tau_table() -> str:
+    """The lateness that one takes, in both orders; passes, and another split."""
+    rows, lines = first_task(rows_of("_tau")), []
+    for data in STREAMS:
+        for (order, passes, split), words in TAUS.items():
+            own = [r for r in rows if (r["data"], r["order"]) == (data, order)
+                   and (r["passes"], r["split"]) == (passes, split)]  # fmt: skip
+            sync = the(own, rows_late=0, dense_late=0)
+            cells = [the(own, rows_late=late, dense_late=dense) for late, dense in TAU_CELLS]
+            whole = [one if one and one["seeds"] == one["seeds_planned"] else None for one in cells]
+            if sync is not None and any(whole):
+                auc = f"{float(sync['test_auc']):.4f}"
+                lines.append([NAMES.get(data, data), words, auc, *(number(one) for one in whole)])
+    heads = ["1 late", "2 late", "4 late", "16 late", "39 late", "39 late, dense 7"]
+    return markdown(["stream", "how", "AUC of sync", *(f"{head} [1e-3]" for head in heads)], lines)
+
+
+FIELD_LINES = 6
+"""Fields of a stream that the page shows: those that give back most, either way."""
+
+
+def field_table() -> str:
+    """The fields of each stream whose freshness changes most, beside what was foreseen of them."""
+    lines = []
+    rows = [r for r in rows_of("_fields") if r["seeds"] == r["seeds_planned"]]
+    for data in STREAMS:
+        mine = [r for r in rows if r["data"] == data]
+        mine.sort(key=lambda row: -abs(float(row["given_back"])))
+        for row in mine[:FIELD_LINES]:
+            lines.append(
+                [
+                    NAMES.get(data, data),
+                    row["field"],
+                    f"{float(row['b_4']):.3f}",
+                    f"{float(row['missed_half_16']):.3f}",
+                    number(row, "worth"),
+                    number(row, "given_back"),
+                ]
+            )
+    heads = ["b(4)", "lookups that miss half", "worth [1e-3]", "given back [1e-3]"]
+    return markdown(["stream", "fresh field", *heads], lines)
+
+
 def hypothesis_table() -> str:
-    """The six with their outcomes."""
+    """Those of both plans with their outcomes."""
     lines = [
         [r["hypothesis"], HYPOTHESES[r["hypothesis"]], f"**{r['outcome']}**", r["missing"]]
         for r in rows_of("_hypotheses")

@@ -334,6 +334,11 @@ def test_hypotheses_of_fresh_fields_come_out_as_the_world_was_made(study):
     outcome = {line["hypothesis"]: line["outcome"] for line in lines if line["outcome"]}
     assert (outcome["F4"], outcome["F5"]) == ("fails", "fails")
 
+    # Of one stream's fields alone nothing is decided.
+    few = hypothesis_lines(second_hypotheses(study, turned[:3]))
+    outcome = {line["hypothesis"]: line["outcome"] for line in few if line["outcome"]}
+    assert (outcome["F4"], outcome["F5"]) == ("open", "open")
+
 
 def test_what_has_not_run_is_open_and_named(study, tmp_path):
     nothing = LatenessStudy(RunsFile(tmp_path / "no_runs.csv"), list(STREAMS.values()))
