@@ -164,7 +164,8 @@ def rank_order(
     measured = rankdata(measure)
     centred = ranks - ranks.mean(1, keepdims=True)
     mine = measured - measured.mean()
-    value, *rhos = (centred @ mine) / np.sqrt(np.square(centred).sum(1) * np.square(mine).sum())
+    scale = np.sqrt(np.square(centred).sum(1) * np.square(mine).sum())
+    value, *rhos = (centred @ mine) / np.where(scale > 0, scale, np.inf)  # equals have no order
     rhos = np.array(rhos)
 
     # The share of draws that reach the bound, and the middle 95 % of the correlation.
