@@ -38,7 +38,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (TableConfig, {"dim": 0}, "must be >= 1"),
     (TableConfig, {"dim": 2.5}, "must be a whole number"),
     (TableConfig, {"dtype": "float16"}, "must be one of float32, float64"),
-    (TableConfig, {"initial": "uniforme"}, "must be one of uniform, normal"),
+    (TableConfig, {"initial": "uniforme"}, "must be uniform, normal, .*, or a file"),
     (TableConfig, {"dtype": "float64", "storage": "float16"}, "needs dtype float32, not float64"),
     (Capacity, {"rows": 2**64}, "must fit into 64 bits"),
     (Capacity, {"expire_after_steps": 2**32}, "must be <= 4,294,967,295"),
