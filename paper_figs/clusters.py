@@ -8,7 +8,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from paper_figs import SHORT
 from paper_figs.style import GAP_LABEL, in_order, legend_below, look_of, of_tables
@@ -319,7 +319,12 @@ def which_mode_of_log_figure(rows: pd.DataFrame) -> Figure:
             bar.set_linestyle("--" if again else "-")
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.3g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("$ for a billion samples" if priced else "samples/s")
     axes.set_ylabel(GAP_LABEL)
+    first = "What each mode costs" if priced else "How fast each mode is"
+    axes.set_title(f"{first}, and how it changes the AUC of this log")
     legend_below(figure, axes)
     return figure
