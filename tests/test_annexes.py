@@ -68,6 +68,7 @@ def test_a_plain_scenario_is_simulated_without_the_annexes(core):
     assert "samples/s" in said_by(core, "persia_sim", "--mode", "hybrid", "--steps", "20")
 
 
+@pytest.mark.long
 def test_studies_run_without_the_annexes(core):
     said_by(core, "experiments", "demo", "--dry-run")
     data = ["--data", "synthetic", "--cluster", "examples/cluster.toml", "--dry-run"]

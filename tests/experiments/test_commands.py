@@ -114,6 +114,7 @@ PLANNED_WITH = {
 """What names data that are there, or makes the plan small."""
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_says_beforehand_how_long_it_takes_and_writes_nothing(name, command, tmp_path):
     words = [name, *PLANNED_WITH.get(name, []), "--dry-run", "--out", "out"]

@@ -224,6 +224,7 @@ def test_pieces_are_chosen_in_the_order_of_the_report():
         chosen(["dmeo"])
 
 
+@pytest.mark.long
 @pytest.mark.multiproc
 def test_a_failed_piece_stops_no_other_and_the_claims_are_printed(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("experiments.studies.paper.chosen", lambda only: [BAD, GOOD])

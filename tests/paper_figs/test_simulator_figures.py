@@ -77,10 +77,7 @@ def test_predictions_lie_over_measurements_and_rows_without_one_are_left_out(tmp
         for line in steps.lines
         if not str(line.get_label()).startswith("_")
     }
-    assert points == {
-        "torchrec, A100": (10.0, 8.0), "hugectr, H100 / H200": (2.0, 3.0),
-        "hugectr, V100": (4.0, 4.0),
-    }  # fmt: skip
+    assert points == {"A100": (10.0, 8.0), "H100 / H200": (2.0, 3.0), "V100": (4.0, 4.0)}
     assert steps.get_xscale() == steps.get_yscale() == "log"
     assert tick_labels(errors, "y") == ["hugectr (2)", "torchrec (1)"], "the closest first"
     assert "3 published points" in figure.get_suptitle()

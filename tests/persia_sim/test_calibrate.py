@@ -247,6 +247,7 @@ def test_its_band_is_the_spread_of_its_steps_and_never_less_than_what_was_found(
     assert bands[1] > 1.645 * 0.3 > bands[0]
 
 
+@pytest.mark.long
 def test_every_command_that_takes_the_name_of_a_software_takes_the_file(
     tmp_path, monkeypatch, capsys
 ):

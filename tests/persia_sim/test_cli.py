@@ -155,6 +155,7 @@ def test_where_ranks_are_many_a_run_of_open_length_begins_with_few_steps(monkeyp
     assert figures(replace(asked, steps=40))["simulated"]["steps"] == 40
 
 
+@pytest.mark.long
 def test_a_width_that_is_asked_for_and_not_reached_says_how_many_steps_it_takes():
     """A run of more than 800 steps is not doubled by itself."""
     base = {**OPTIONS, "mode": Mode.SYNC, "gpu_cv": 1.0, "steps": 900}

@@ -286,6 +286,7 @@ def test_a_slow_process_is_named_and_what_it_costs_is_what_sensitivity_says(
     assert said == "" and without_slow(healthy) == {}
 
 
+@pytest.mark.long
 def test_a_slow_rank_that_shares_its_loaders_starves_the_others_and_the_report_says_so():
     """As in the original: a loader goes round the ranks, and a full buffer holds it up."""
     scenario, said = hinted(speed=0.7, mode=Mode.ASYNC_AVERAGING, slow=("rank:0x10",))

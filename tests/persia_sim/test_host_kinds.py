@@ -218,6 +218,7 @@ def test_rows_are_there_when_the_slowest_kind_of_server_has_sent_them():
         assert 0 < joins[0] < joins[1] == joins[2]
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("target", list(Target))
 def test_a_crash_on_unequal_hosts_is_an_outage_until_the_end_of_the_run_at_most(mode, target):

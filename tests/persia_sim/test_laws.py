@@ -282,7 +282,7 @@ SLOWER = {("fluid", 8, 32): 0.95}
 """At 8 hosts and tau 32 the bunch of lookups with which a run starts outlives these 300 steps."""
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize("discipline", ["fifo", "fluid"])
 @pytest.mark.law8
 def test_where_worker_nics_bind_more_hosts_or_a_wider_window_lose_nothing(discipline):
@@ -299,7 +299,7 @@ def test_where_worker_nics_bind_more_hosts_or_a_wider_window_lose_nothing(discip
                 assert rates[more, wider] >= least * rate
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize("discipline", ["fifo", "fluid"])
 @pytest.mark.law8
 def test_where_worker_nics_bind_faster_ones_lose_nothing(discipline):
@@ -309,6 +309,7 @@ def test_where_worker_nics_bind_faster_ones_lose_nothing(discipline):
         assert rates[0] < rates[1] < rates[2]
 
 
+@pytest.mark.long
 @pytest.mark.law8
 def test_with_a_connection_for_each_message_more_servers_are_slower():
     """Why connections carry their messages in order: else rows of many servers outweigh gradients,

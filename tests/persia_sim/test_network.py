@@ -307,6 +307,7 @@ def of_roles(messages: list[Message], seed: int) -> list[Role]:
     return [draws.choice([None, (0, 1), (1, 1), (1, 2)]) for _ in messages]
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(racks() | hosts(), st.integers(0, 2**32))
 @pytest.mark.law8

@@ -80,6 +80,7 @@ def test_a_range_is_four_fields_as_json():
     assert found == {"low": 1.0, "value": 2.0, "high": 3.0, "inputs": inputs}
 
 
+@pytest.mark.long
 def test_a_side_over_itself_is_one_whatever_isdrawn():
     for mode in (Mode.SYNC, Mode.HYBRID):
         side = OnServers(scenario=scenario(mode, ranks=8, steps=40))
@@ -159,6 +160,7 @@ def test_inputs_stand_in_the_order_in_which_they_move_the_figure():
     assert found.decisive.startswith(WORKERS)
 
 
+@pytest.mark.long
 def test_numbers_of_hosts_that_nobody_knows_are_those_of_half_and_twice_the_rate():
     hybrid = scenario()
     sides = [

@@ -139,6 +139,7 @@ def test_a_name_from_a_file_leaves_the_document_one(tmp_path, monkeypatch, capsy
     assert json.loads(said)["simulated"]["workload"] == "a\x85\x1b[2J\u202e"
 
 
+@pytest.mark.long
 def test_a_rate_far_below_what_the_nics_allow_says_so_beside_that_of_another_discipline():
     options = {"cluster": "h100-host", "workload": "kwai-video", "mode": "hybrid", "tau": 16}
     each = Options(**options, servers=8, workers=8, steps=150, discipline=Discipline.FLUID_EACH)

@@ -209,6 +209,7 @@ def test_a_run_that_is_asked_to_end_while_its_store_hangs_keeps_what_there_is(
         assert not complete_checkpoints(here) and "starts anew" in str(interrupted.value)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("incremental", [False, True])
 def test_an_upload_that_is_killed_leaves_the_checkpoint_before_the_newest(
     incremental, store, tmp_path, monkeypatch

@@ -396,6 +396,7 @@ def test_a_rate_that_float32_rounds_to_nothing_is_refused(monkeypatch, capsys):
     assert read_train([*words[1:], "--precision", "float64"]).run.rows.dtype == "float64"
 
 
+@pytest.mark.long
 def test_a_terminal_sees_the_loss_and_the_auc_as_they_come(tmp_path):
     mine, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (40, 160))

@@ -161,6 +161,7 @@ def test_rows_that_did_not_train_judge_whatever_their_file_is(way, world, tmp_pa
     trained(schema, tmp_path / "new", "--warm-start", str(run), "--steps", "1")
 
 
+@pytest.mark.first_case
 @pytest.mark.law17
 @pytest.mark.parametrize("way", WAYS)
 def test_predictions_beside_labels_are_said_to_be_of_rows_that_trained(
@@ -198,6 +199,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("drawn")
 
 
+@pytest.mark.long
 @pytest.mark.law17
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(

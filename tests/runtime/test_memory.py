@@ -54,6 +54,7 @@ STREAMED = {
 }
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
 @pytest.mark.parametrize("name", STREAMED)
 def test_staleness_counted_on_the_way_is_that_of_the_whole_trace(name, executor):

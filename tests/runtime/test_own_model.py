@@ -146,6 +146,7 @@ def test_widths_beyond_memory_are_a_sentence():
         build_model("mlp", SHAPE, (1_000_000, 1_000_000), seed=0)
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize(
     ("statement", "warned"),
     [
@@ -170,6 +171,7 @@ def test_a_network_whose_output_depends_on_its_batch_is_told(
     assert ("own_net:Net predicts a sample otherwise" in "".join(capsys.readouterr())) == warned
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("is_warned", [False, True])
 def test_predict_tells_of_a_network_whose_output_depends_on_its_batch(
     is_warned, own, tmp_path, capsys

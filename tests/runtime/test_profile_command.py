@@ -254,6 +254,7 @@ def test_copies_are_from_pinned_memory_that_is_used_again(monkeypatch):
     assert of_steps <= 6 and of_run <= 6 and of_copies <= 4
 
 
+@pytest.mark.long
 def test_a_profile_says_its_precision_and_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "BATCHES", (16, 64))
     out = tmp_path / "p.json"

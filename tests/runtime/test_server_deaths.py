@@ -288,7 +288,7 @@ def test_a_server_that_dies_with_the_rows_of_a_warm_start_ends_the_run(
     again = options(tmp_path / "run", "hybrid", every=50)
     assert commands.main([*again, "--warm-start", str(tmp_path / "origin")]) == 75
     assert (
-        killed and "rows that --warm-start brought; start the run again" in capsys.readouterr().err
+        killed and "rows with which the run began; start the run again" in capsys.readouterr().err
     )
 
 

@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from runtime.data.schema import DECIDES_NOTHING, Column, Join, Schema, document
+from runtime.data.schema import DECIDES_NOTHING, Column, DrawnItems, Join, Schema, document
 from runtime.data.source import Provenance, differences, refuse_other_data
 from runtime.data.split import Split
 
@@ -24,6 +24,7 @@ SPLITS = {
     "test_fraction": Split(test_fraction=0.1),
     "random_seed": Split(test_fraction=0.1, random_seed=3),
     "by_group": Split(test_fraction=0.1, random_seed=3, by_group=True),
+    "leave_one_out": Split(leave_one_out="test_only"),
     "test_file": Split(test_file="b.csv"),
     "validation_file": Split(test_file="b.csv", validation_file="c.csv"),
     "validation_fraction": Split(column="day", test_from=8, validation_fraction=0.1),
@@ -49,6 +50,7 @@ KEYS = {
     "delimiter": ";",
     "header": ("a", "b"),
     "line_breaks": True,
+    "negatives": DrawnItems(items="b.csv", count=2),
     "quotes": False,
     "format": "recbole",
 }

@@ -246,6 +246,7 @@ def test_a_wait_for_a_push_that_nobody_will_send_is_a_deadlock(monkeypatch):
     assert re.match("deadlock: the lookup of rank 0, step 1 waits at", str(raised.value))
 
 
+@pytest.mark.long
 def test_a_client_that_works_for_long_is_no_deadlock(monkeypatch):
     monkeypatch.setattr(client, "BEATS_EVERY_S", 0.05)
     for patience_s in PATIENCES_S:

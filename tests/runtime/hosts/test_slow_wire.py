@@ -128,7 +128,7 @@ def test_a_window_hides_a_wire_to_servers(tau, lookups, round_trip_s):
     assert_law_15("servers", round_trip_s, min(tau + 1, lookups), tau, **chosen)
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize("round_trip_s", [0.03, 0.01])
 @pytest.mark.parametrize(("tau", "lookups"), CASES)
 @pytest.mark.law15
@@ -138,7 +138,7 @@ def test_a_window_hides_a_wire_to_workers(tau, lookups, round_trip_s):
     assert_law_15("workers", round_trip_s, min(tau + 1, lookups), tau, **chosen)
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize("round_trip_s", [0.03, 0.01])
 @pytest.mark.parametrize(("tau", "lookups"), CASES)
 @pytest.mark.law15
@@ -178,7 +178,7 @@ def test_fresh_tables_wait_for_one_round_trip_and_for_no_late_rows(fresh, tau, p
     assert_law_15(place, 0.03, 1, source=TwoTables, **chosen)
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize(("ahead", "lookups"), [(4, 10), (16, 10), (16, 4)])
 @pytest.mark.law15
 def test_rows_on_lease_hide_a_wire(ahead, lookups):
@@ -227,6 +227,7 @@ def test_no_more_lookups_are_on_their_way_than_is_said(lookups, monkeypatch):
     assert most == lookups
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
 def test_a_store_that_nobody_refers_to_leaves_no_thread_and_no_descriptor(mode):
     """Hooks of a network's weights, which the garbage collector cannot see, held the whole run."""

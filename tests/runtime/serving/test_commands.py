@@ -103,6 +103,7 @@ def test_a_finished_run_is_evaluated_to_its_own_figures(tmp_path, capsys, option
     np.testing.assert_allclose(predictions, kept, rtol=0, atol=1e-6)
 
 
+@pytest.mark.long
 def test_export_says_what_it_wrote(trained, tmp_path, capsys, refused):
     world, folder = trained
     out = tmp_path / "exported"

@@ -324,7 +324,7 @@ def spied_pongs(source: LoadedSource, monkeypatch) -> list[float]:
     return heard
 
 
-@pytest.mark.first_case
+@pytest.mark.long
 @pytest.mark.parametrize(("restarts", "where"), [(0, "here"), (8, "here"), (8, "elsewhere")])
 @pytest.mark.law11
 @pytest.mark.law12

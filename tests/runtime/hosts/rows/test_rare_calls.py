@@ -79,6 +79,7 @@ def turns_counted(found: Served, monkeypatch):
         yield lambda: sum(pair == ("send", "receive") for pair in pairwise(order))
 
 
+@pytest.mark.first_case
 @pytest.mark.parametrize("name", RARE)
 def test_four_servers_take_as_many_turns_as_one(name, monkeypatch):
     turns = []
@@ -160,6 +161,7 @@ def dies_in_the_call(name: str, pid: int, servers: int, patch) -> None:
     patch.setattr(ServerClient, "_begin_call", spied)
 
 
+@pytest.mark.first_case
 @pytest.mark.law13
 @pytest.mark.parametrize("call", ["freeze", "closed", "thaw", "counters"])
 def test_a_server_that_dies_in_the_middle_of_a_call_to_all_is_called_again(call, monkeypatch):

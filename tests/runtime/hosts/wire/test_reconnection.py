@@ -113,6 +113,7 @@ def _events(world) -> list[list[int]]:
     return sorted(world.trace.events[:, :4].tolist())
 
 
+@pytest.mark.long
 @given(st.lists(st.integers(1, 4000), min_size=1, max_size=12))
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.law13

@@ -305,6 +305,7 @@ def test_no_stranger_stays_or_ends_who_listens(kind, name, words, monkeypatch):
         listener.close()
 
 
+@pytest.mark.long
 def test_what_was_overheard_of_a_plain_connection_lets_nobody_in():
     """Every word of a client, and of the server, said again as they were."""
     with embedding_server("127.0.0.1:0") as (listener, at):
