@@ -175,7 +175,7 @@ def on_engine(name: str, servers: int = 1) -> dict[str, Any]:
 
 ENGINES = ["threads"]
 """Those that run many ranks at once."""
-if find_spec("runtime.hosts.wire"):  # else the annexes are left out (tests/test_annexes.py)
+if find_spec("runtime.hosts"):  # else the annexes are left out (tests/test_annexes.py)
     ENGINES += ["processes", "network", "workers"]
 
 
