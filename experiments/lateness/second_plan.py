@@ -7,7 +7,7 @@ Tables, and the five hypotheses F1 to F5 of docs/results/plan.md. A gap never mi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +32,7 @@ from experiments.lateness.streams import (
     Stream,
 )
 from experiments.lateness.table import LatenessStudy, Line, StreamSetting
+from experiments.search import Rates
 from experiments.statistics import Interval
 
 LOSES = 2e-3
@@ -195,11 +196,17 @@ def _with_fields(study: LatenessStudy) -> list[Stream]:
     return [stream for stream in study.streams if stream.fresh_fields]
 
 
-def share_hypothesis(
-    study: LatenessStudy, name: str, says: str, share: float, place: int
+def _where_it_loses(
+    study: LatenessStudy,
+    name: str,
+    says: str,
+    of_stream: Callable[[Stream, Rates], tuple[Interval, Interval, Statement]],
 ) -> Hypothesis:
-    """F1, F2: of what rows 16 late lose, the stream's first fresh field gives back more than a
-    share, or its second one less. ``place``: 0 or 1."""
+    """What is said of each stream on which rows 16 late lose enough for the question to be asked.
+
+    ``of_stream``: what they lose on a stream, at sync's rates; something whose seeds say whether
+    the other runs are done; and the statement.
+    """
     statements = []
     missing = []
     for stream in _with_fields(study):
@@ -207,24 +214,12 @@ def share_hypothesis(
         if sync is None:
             missing.append(stream.key)
             continue
-
-        # Is enough lost here for the question to be asked?
-        apart = _apart(stream)
-        of_sync = study.runs(apart, SYNC, sync)
-        late = study.runs(apart, ROWS_16, sync)
-        loss = study.gap([(1.0, of_sync), (-1.0, late)])
-        field = stream.fresh_fields[place]
-        fresh = study.runs(replace(apart, fresh=field), ROWS_16, sync)
+        loss, others, statement = of_stream(stream, sync)
         loses = loss.mean - loss.half_width > LOSES
-        if loss.n < stream.seeds or (loses and study.gap([(1.0, fresh)]).n < stream.seeds):
+        if loss.n < stream.seeds or (loses and others.n < stream.seeds):
             missing.append(stream.key)
-        if not loses:
-            continue
-
-        # What is given back, less the share of the loss, as one sum of paired runs.
-        beyond = study.gap([(1.0, fresh), (share - 1.0, late), (-share, of_sync)])
-        what = f"{stream.key}: `{field}` fresh gives back, less {share:g} of the loss"
-        statements.append((below if place else above)(what, beyond, 0.0))
+        if loses:
+            statements.append(statement)
     return Hypothesis(
         name=name,
         says=says,
@@ -234,16 +229,32 @@ def share_hypothesis(
     )
 
 
+def share_hypothesis(
+    study: LatenessStudy, name: str, says: str, share: float, place: int
+) -> Hypothesis:
+    """F1, F2: of what rows 16 late lose, the stream's first fresh field gives back more than a
+    share, or its second one less. ``place``: 0 or 1."""
+
+    def of_stream(stream: Stream, sync: Rates) -> tuple[Interval, Interval, Statement]:
+        apart = _apart(stream)
+        of_sync = study.runs(apart, SYNC, sync)
+        late = study.runs(apart, ROWS_16, sync)
+        field = stream.fresh_fields[place]
+        fresh = study.runs(replace(apart, fresh=field), ROWS_16, sync)
+
+        # What is given back, less the share of the loss, as one sum of paired runs.
+        beyond = study.gap([(1.0, fresh), (share - 1.0, late), (-share, of_sync)])
+        what = f"{stream.key}: `{field}` fresh gives back, less {share:g} of the loss"
+        loss = study.gap([(1.0, of_sync), (-1.0, late)])
+        return loss, study.gap([(1.0, fresh)]), (below if place else above)(what, beyond, 0.0)
+
+    return _where_it_loses(study, name, says, of_stream)
+
+
 def pass_hypothesis(study: LatenessStudy) -> Hypothesis:
     """F3: a second pass halves what rows 16 late lose."""
-    statements = []
-    missing = []
-    for stream in _with_fields(study):
-        sync = study.search(stream).sync()
-        if sync is None:
-            missing.append(stream.key)
-            continue
 
+    def of_stream(stream: Stream, sync: Rates) -> tuple[Interval, Interval, Statement]:
         # What one pass loses, and two.
         of_passes = (
             StreamSetting(stream=stream, passes=passes, arithmetic=FLUSHED) for passes in (1, 2)
@@ -252,24 +263,15 @@ def pass_hypothesis(study: LatenessStudy) -> Hypothesis:
             [(1.0, study.runs(setting, SYNC, sync)), (-1.0, study.runs(setting, ROWS_16, sync))]
             for setting in of_passes
         )
-        loss = study.gap(once)
-        loses = loss.mean - loss.half_width > LOSES
-        if loss.n < stream.seeds or (loses and study.gap(twice).n < stream.seeds):
-            missing.append(stream.key)
-        if not loses:
-            continue
 
         # Paired by seed, so that what both have in common falls out.
         less = [(-PASS_KEEPS * factor, runs) for factor, runs in once]
         what = f"{stream.key}: loss of two passes, less {PASS_KEEPS:g} of that of one"
-        statements.append(below(what, study.gap(twice, less), 0.0))
-    return Hypothesis(
-        name="F3",
-        says="with a second pass rows 16 late lose less than half of what they lose with one",
-        statements=statements,
-        complete=bool(statements) and not missing,
-        missing=", ".join(missing),
-    )
+        statement = below(what, study.gap(twice, less), 0.0)
+        return study.gap(once), study.gap(twice), statement
+
+    says = "with a second pass rows 16 late lose less than half of what they lose with one"
+    return _where_it_loses(study, "F3", says, of_stream)
 
 
 def field_hypotheses(study: LatenessStudy, facts: Sequence[FieldFacts]) -> list[Hypothesis]:

@@ -122,30 +122,13 @@ CASES = [(4, 10), (16, 10), (0, 10), (1, 10), (16, 4), (16, 1), (1, 4), (4, 1), 
 @pytest.mark.first_case
 @pytest.mark.parametrize("round_trip_s", [0.03, 0.01])
 @pytest.mark.parametrize(("tau", "lookups"), CASES)
+@pytest.mark.parametrize("far", ["servers", "workers", "servers of workers"])
 @pytest.mark.law15
-def test_a_window_hides_a_wire_to_servers(tau, lookups, round_trip_s):
+def test_a_window_hides_a_wire(far, tau, lookups, round_trip_s):
+    """Servers are on the far side, or workers with them, or the servers of a worker that is beside
+    the rank."""
     chosen = {"mode": Mode.HYBRID, "tau": tau, "lookups_in_flight": lookups}
-    assert_law_15("servers", round_trip_s, min(tau + 1, lookups), tau, **chosen)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("round_trip_s", [0.03, 0.01])
-@pytest.mark.parametrize(("tau", "lookups"), CASES)
-@pytest.mark.law15
-def test_a_window_hides_a_wire_to_workers(tau, lookups, round_trip_s):
-    """Servers and workers on the far side."""
-    chosen = {"mode": Mode.HYBRID, "tau": tau, "lookups_in_flight": lookups}
-    assert_law_15("workers", round_trip_s, min(tau + 1, lookups), tau, **chosen)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("round_trip_s", [0.03, 0.01])
-@pytest.mark.parametrize(("tau", "lookups"), CASES)
-@pytest.mark.law15
-def test_a_window_hides_a_wire_between_workers_and_servers(tau, lookups, round_trip_s):
-    """The worker beside the rank."""
-    chosen = {"mode": Mode.HYBRID, "tau": tau, "lookups_in_flight": lookups}
-    assert_law_15("servers of workers", round_trip_s, min(tau + 1, lookups), tau, **chosen)
+    assert_law_15(far, round_trip_s, min(tau + 1, lookups), tau, **chosen)
 
 
 LATE = [
