@@ -19,7 +19,7 @@ from persia_sim.base.files import read_document
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import fit, nearest, shown
 from runtime.config import TrainConfig, read_config
-from runtime.config.written import PREDICTED
+from runtime.config.training_file import PREDICTED
 from runtime.models.imported import refuse_code_named_in
 
 OF_THE_STUDY = {

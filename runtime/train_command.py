@@ -16,7 +16,7 @@ from persia_sim.base.command_line import as_typed
 from persia_sim.base.rules import Refused, printable
 from runtime.config import DataConfig, TrainConfig
 from runtime.config.presets import preset_text
-from runtime.config.written import PREDICTED, Predicted, predicted_in
+from runtime.config.training_file import PREDICTED, Predicted, predicted_in
 from runtime.object_store import address_of
 from runtime.process import COUNTS_OF_PROCESSES
 from runtime.stop import (

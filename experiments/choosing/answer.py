@@ -58,7 +58,7 @@ from persia_sim.presets.catalogue import rows_of
 from persia_sim.presets.from_file import workload_text
 from persia_sim.report import sweep
 from persia_sim.report.ranges import MODEL
-from runtime.config.written import PREDICTED
+from runtime.config.training_file import PREDICTED
 
 
 def answered(options: Any) -> list[dict[str, Any]]:
@@ -385,7 +385,7 @@ def _sync_of(trained: Training) -> Line:
 
 
 def _prediction(best: Simulated) -> str:
-    """The table of a file of training that `runtime.config.written.Predicted` reads."""
+    """The table of a file of training that `runtime.config.training_file.Predicted` reads."""
     said = {
         "cluster": Path(best.candidate.point.cluster).stem,
         "ranks": int(best.row["ranks"]),

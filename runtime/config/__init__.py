@@ -14,7 +14,7 @@ from runtime.config.train import (
     ModelConfig,
     TrainConfig,
 )
-from runtime.config.written import read_config
+from runtime.config.training_file import read_config
 
 __all__ = [
     "DENSE_OPTIMIZERS",

@@ -11,7 +11,7 @@ from persia_sim.base.facts import Facts, column, on_screen
 from persia_sim.base.rules import counted
 from persia_sim.base.staleness import StalenessSummary
 from persia_sim.base.vocabulary import Mode
-from runtime.config.written import Predicted
+from runtime.config.training_file import Predicted
 from runtime.run.folder import plain
 
 Summary = Mapping[str, Any]

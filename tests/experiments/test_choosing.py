@@ -23,7 +23,7 @@ from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
 from persia_sim.report import sweep
 from persia_sim.report.ranges import Input, Range
-from runtime.config.written import predicted_in, read_config
+from runtime.config.training_file import predicted_in, read_config
 from tests.experiments.raw_runs import read_csv
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -18,7 +18,7 @@ from runtime.config import (
     TrainConfig,
     read_config,
 )
-from runtime.config.written import predicted_in
+from runtime.config.training_file import predicted_in
 from runtime.run.folder import plain, read_summary
 
 
