@@ -227,13 +227,13 @@ class StalenessCounter:
             (self._pushes_missed / max(self._pushes, 1)) if self._any_push else None,
         )
 
-    def totals(self) -> dict[str, int | bool]:
-        """What `go_on` takes, of a run with nothing in flight; plain JSON."""
+    def state_dict(self) -> dict[str, int | bool]:
+        """What `load_state_dict` takes, of a run with nothing in flight; plain JSON."""
         self._count_all()
         return {name: getattr(self, f"_{name}") for name in _TOTALS}
 
-    def go_on(self, totals: Mapping[str, int | bool], first_steps: Sequence[int]) -> None:
-        """Count on from what `totals` gave; ranks go on with these steps."""
+    def load_state_dict(self, totals: Mapping[str, int | bool], first_steps: Sequence[int]) -> None:
+        """Count on from what `state_dict` gave; ranks go on with these steps."""
         for name in _TOTALS:
             setattr(self, f"_{name}", totals[name])
         self._next = list(first_steps)

@@ -246,7 +246,7 @@ class TraceRecorder:
             for listener in self._listeners:
                 listener(event)
 
-    def go_on(self, events: np.ndarray) -> None:
+    def resume(self, events: np.ndarray) -> None:
         """Append events of an earlier part of the run, or of another process; listeners are not
         told of them."""
         with self._lock:

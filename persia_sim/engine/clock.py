@@ -42,12 +42,12 @@ class Running:
         self._ended = self._ended or self._clock.event()
         return self._ended
 
-    def go_on(self, _: simpy.Event | None = None) -> None:
+    def resume(self, _: simpy.Event | None = None) -> None:
         """Let it run until it waits for something."""
         try:
             while isinstance(awaited := self._send(None), simpy.Event):
                 if awaited.callbacks is not None:  # it has not happened yet
-                    awaited.callbacks.append(self.go_on)
+                    awaited.callbacks.append(self.resume)
                     return
         except StopIteration:
             if self._ended is not None:
@@ -123,7 +123,7 @@ class Clock(simpy.Environment):
         while not over:
             for event in self._left:
                 if isinstance(event, Running):
-                    event.go_on()
+                    event.resume()
                 else:
                     callbacks = event.callbacks
                     event.callbacks = None  # type: ignore[assignment]  # SimPy's mark
@@ -148,5 +148,5 @@ class Clock(simpy.Environment):
 
     def _start(self) -> None:
         for running in self._starting:  # which may start others
-            running.go_on()
+            running.resume()
         self._starting.clear()

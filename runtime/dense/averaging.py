@@ -83,7 +83,7 @@ class AveragedReplicas(DenseRule):
         with self._lock:
             return mean_model(self._model, [list(one.parameters()) for one in self._replicas])
 
-    def state(self) -> DenseState:
+    def state_dict(self) -> DenseState:
         """The mean of the replicas, and copies of them and of their optimisers."""
         return capture(
             self.snapshot(),
@@ -93,7 +93,7 @@ class AveragedReplicas(DenseRule):
             rounds=self._begun,
         )
 
-    def go_on(self, state: DenseState) -> None:
+    def load_state_dict(self, state: DenseState) -> None:
         """Take replicas and optimisers of the ranks, and the counters."""
         # Other ranks in number all begin with the mean of those saved.
         saved = state["replicas"]

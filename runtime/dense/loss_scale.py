@@ -77,12 +77,12 @@ class LossScale:
             self._found_finite = finite
             self._found_overflow = overflow
 
-    def state(self) -> dict[str, Any]:
-        """What `go_on` takes; plain JSON."""
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` takes; plain JSON."""
         with self._lock:
             return {name: getattr(self, f"_{name}") for name in _SCALE_STATE}
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Decide on from what `state` gave."""
         with self._lock:
             for name in _SCALE_STATE:

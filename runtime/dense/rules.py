@@ -96,11 +96,11 @@ class DenseRule:
     def end_leg(self) -> None:
         """No rank is in a step, and none will be before this state may be written down."""
 
-    def state(self) -> DenseState:
+    def state_dict(self) -> DenseState:
         """A copy of weights and optimisers, between two legs."""
         raise NotImplementedError
 
-    def go_on(self, state: DenseState) -> None:
+    def load_state_dict(self, state: DenseState) -> None:
         """Take the optimisers, replicas and counters of a checkpoint; the ranks' number may differ.
 
         The weights are in the model already.
@@ -133,12 +133,12 @@ class _OneModel(DenseRule):
         """Apply the gradients that wait."""
         self._late.drain()
 
-    def state(self) -> DenseState:
+    def state_dict(self) -> DenseState:
         """A copy of the weights, their optimiser, and the gradients that wait."""
         pending = self._late.waiting
         return capture(self._model, [self._optimizer], version=self._version, pending=pending)
 
-    def go_on(self, state: DenseState) -> None:
+    def load_state_dict(self, state: DenseState) -> None:
         """Take the optimiser, the gradients that wait and the count of updates."""
         load_optimizers([self._optimizer], state)
         self._late.waiting = deque(pending_of(state, self._model))

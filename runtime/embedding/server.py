@@ -151,7 +151,7 @@ class EmbeddingServer:
             ids, values, state = self.rows.export(table)
         return {"ids": ids, "values": values, "state": state}
 
-    def go_on(self, rules: ServerRules, counters: Mapping[str, Any]) -> None:
+    def resume_run(self, rules: ServerRules, counters: Mapping[str, Any]) -> None:
         """Count on from what `counters` gave, under these rules, on the rows as they are."""
         with self.lock:
             self._rules = rules

@@ -95,10 +95,10 @@ class ShardedStore(EmbeddingStore):
         for server in self.servers:
             server.begin_leg(first_steps)
 
-    def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
+    def resume_run(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
         """Count on under these rules from what servers, perhaps others in number, have counted."""
         for server, counted in zip(self.servers, divided(counters, self.shards), strict=True):
-            server.go_on(rules, counted)
+            server.resume_run(rules, counted)
 
     # What a rank's stages call.
 

@@ -91,7 +91,7 @@ class EmbeddingStore(ABC):
         tells the servers."""
 
     @abstractmethod
-    def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
+    def resume_run(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
         """Count on under these rules from what servers, perhaps others in number, have counted."""
 
     # What a rank's stages call: each goes to all servers, and waits as they do.
@@ -199,7 +199,7 @@ class EmbeddingStore(ABC):
 
     @abstractmethod
     def server_counters(self) -> list[dict[str, Any]]:
-        """`EmbeddingServer.counters` of each server, in their order: what `go_on` takes."""
+        """`EmbeddingServer.counters` of each server, in their order: what `resume_run` takes."""
 
     @abstractmethod
     def export_table(self, table: str) -> list[dict[str, np.ndarray]]:

@@ -58,12 +58,12 @@ class EmbeddingWorker:
         self._live_row_seen = False
         self._all_rows_looked_at = False
 
-    def noticed(self) -> dict[str, bool]:
+    def state_dict(self) -> dict[str, bool]:
         """What was noticed of the rows so far; plain JSON."""
         return {name: getattr(self, name) for name in _NOTICED}
 
-    def go_on(self, noticed: Mapping[str, bool]) -> None:
-        """Take up what `noticed` gave."""
+    def load_state_dict(self, noticed: Mapping[str, bool]) -> None:
+        """Take up what `state_dict` gave."""
         for name in _NOTICED:
             setattr(self, name, noticed[name])
 
@@ -176,7 +176,7 @@ class LeasedRows(NativeStore):
         self, first_steps: Sequence[int], counters: Sequence[Mapping[str, Any]]
     ) -> None:
         """Ranks begin with these steps, on rows whose servers have counted so many updates."""
-        self.go_on(self._rules, counters)
+        self.resume_run(self._rules, counters)
         self.begin_leg(first_steps)
 
     def take_in(self, handle: Handle, lease: Lease) -> None:

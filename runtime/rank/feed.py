@@ -60,7 +60,7 @@ class TrainedRows:
         self._read: deque[tuple[int, np.ndarray]] = deque()
         self._is_first = True
 
-    def go_on(self, before: RowSet) -> None:
+    def resume(self, before: RowSet) -> None:
         """These were trained before the first batch."""
         self._before = before
 
@@ -350,10 +350,10 @@ class Feed:
         """Whether other processes take samples that this one does not see."""
         return self._asks is not None and len(self._local_ranks) < self._ranks
 
-    def go_on(self, trained: RowSet) -> None:
+    def resume(self, trained: RowSet) -> None:
         """These rows were trained before the first batch."""
         if self._trained is not None:
-            self._trained.go_on(trained)
+            self._trained.resume(trained)
 
     def is_at_the_end(self) -> bool:
         """Whether there is no batch behind the cut."""

@@ -174,26 +174,26 @@ class Meter:
         with self._counting:
             self.pushes_lost += 1
 
-    def state(self) -> dict[str, Any]:
-        """What `go_on` takes; plain JSON."""
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` takes; plain JSON."""
         return {
             "updates": self.updates,
             "samples": self.samples,
             "steps": self.steps,
             "batches_skipped": self.batches_skipped,
             "pushes_lost": self.pushes_lost,
-            "losses": self._losses.state(),
-            "instants": self._instants.state(),
+            "losses": self._losses.state_dict(),
+            "instants": self._instants.state_dict(),
         }
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Count on from what `state` gave; the time in between does not count. After `start`."""
         self._count(state["updates"], state["samples"])
         self.batches_skipped = state["batches_skipped"]
         self.pushes_lost = state["pushes_lost"]
-        self._losses.go_on(state["losses"])
+        self._losses.load_state_dict(state["losses"])
         later_s = time.perf_counter() - self.paused_s - state["instants"]["last"][1]
-        self._instants.go_on(state["instants"], later_s)
+        self._instants.load_state_dict(state["instants"], later_s)
 
     def samples_per_s(self, skip: int | None = None) -> float:
         """Without the first ``skip`` updates (default: a tenth, for warm-up) and pauses."""
@@ -249,8 +249,8 @@ class BlockMeans:
         pairs = zip(self._sums, self._counts, strict=True)
         return [total / count if count else math.nan for total, count in pairs]
 
-    def state(self) -> dict[str, Any]:
-        """What `go_on` takes; plain JSON."""
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` takes; plain JSON."""
         return {
             "sums": list(self._sums),
             "counts": list(self._counts),
@@ -258,7 +258,7 @@ class BlockMeans:
             "values_per_point": self.values_per_point,
         }
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Append to what `state` gave."""
         # JSON has null for a sum that is no number.
         self._sums = [math.nan if total is None else total for total in state["sums"]]
@@ -297,8 +297,8 @@ class Thinned:
                 self._stride *= 2
         self._length += 1
 
-    def state(self) -> dict[str, Any]:
-        """What `go_on` takes; plain JSON."""
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` takes; plain JSON."""
         return {
             "kept": [list(point) for point in self._points],
             "last": list(self.last),
@@ -306,7 +306,7 @@ class Thinned:
             "length": self._length,
         }
 
-    def go_on(self, state: Mapping[str, Any], later_s: float) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], later_s: float) -> None:
         """Append to what `state` gave, its instants moved by ``later_s`` seconds."""
         self._points = [(total, at_s + later_s) for total, at_s in state["kept"]]
         self._stride = state["stride"]

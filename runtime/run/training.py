@@ -112,14 +112,14 @@ class Training:
         if origin is not None:
             self._begin_with(origin)
         if start is not None and self.leads:
-            parts.feed.go_on(start.sketches()[0])
+            parts.feed.resume(start.sketches()[0])
 
         # Then the executor, and what it and its optimisers had.
         self.engine = open_executor(parts)
         if start is not None and dense is not None:
             self._go_on(start)
             with _naming(start.folder / DENSE):
-                self.engine.rule.go_on(dense)
+                self.engine.rule.load_state_dict(dense)
                 load_generators(dense)
 
         # Who writes checkpoints, and brings a dead server back.
@@ -155,7 +155,7 @@ class Training:
             ends=ends,
         )
         if self._start is not None:
-            parts.meter.go_on(self._start.state.meter)
+            parts.meter.load_state_dict(self._start.state.meter)
             if not self.leads:  # these are counted already, where they are told
                 parts.meter.batches_skipped = parts.meter.pushes_lost = 0
 
@@ -242,7 +242,7 @@ class Training:
         rule = self.engine.rule
         with self.parts.stop.working():
             model = rule.snapshot()
-            state = rule.state() if config.sync.dense_lag else None
+            state = rule.state_dict() if config.sync.dense_lag else None
             if state:
                 drain_into(model, config, state)
             score = self._judge(model)
@@ -374,12 +374,12 @@ class Training:
             facts=plain(self.facts),
             servers=plain(parts.store.server_counters()),
             learner={
-                "scale": cast(Any, parts.learner.scale.state()),
+                "scale": cast(Any, parts.learner.scale.state_dict()),
                 "drew_unseeded": parts.learner.drew_unseeded,
-                "rows": parts.worker.noticed(),
+                "rows": parts.worker.state_dict(),
             },
-            meter=plain(meter.state()),
-            staleness=None if recorder.keeps or servers else cast(Any, self._counter.totals()),
+            meter=plain(meter.state_dict()),
+            staleness=None if recorder.keeps or servers else cast(Any, self._counter.state_dict()),
             score=self._score,
             history=plain(asdict(history)) | {"wall_s": self.wall_s()},
             lineage=self._line.lineage(meter.samples, in_part=parts.feed.notes_a_share),
@@ -387,7 +387,7 @@ class Training:
         )
 
         # The dense weights, and a sketch of what has trained the rows.
-        dense = self.engine.rule.state()
+        dense = self.engine.rule.state_dict()
         sketches = parts.feed.trained_rows(), self._line.before.rows
         if not (recorder.keeps and self.is_whole):
             return Cut(state, dense, None, rows, sketches)
@@ -416,10 +416,10 @@ class Training:
         if self.leads:
             load(parts.store, start.rows)
         if self.leads:
-            parts.store.go_on(self._rules, state.servers)
-        parts.learner.scale.go_on(state.learner["scale"])
+            parts.store.resume_run(self._rules, state.servers)
+        parts.learner.scale.load_state_dict(state.learner["scale"])
         parts.learner.drew_unseeded = state.learner["drew_unseeded"]
-        parts.worker.go_on(state.learner["rows"])
+        parts.worker.load_state_dict(state.learner["rows"])
         self._go_on_with_order(start)
 
     def _go_on_with_order(self, start: Checkpoint) -> None:
@@ -430,14 +430,14 @@ class Training:
         first_steps = parts.feed.first_steps()
         if not parts.recorder.keeps:
             if start.state.staleness is not None:
-                self._counter.go_on(cast(Any, start.state.staleness), first_steps)
+                self._counter.load_state_dict(cast(Any, start.state.staleness), first_steps)
             return
 
         # With the same ranks and shards the order goes on, else it begins here.
         other = other_facts(before, self.facts)
         trace = start.trace()
         if trace is not None and all(before[k] == self.facts[k] for k in ("ranks", "shards")):
-            parts.recorder.go_on(merged_trace(trace, start.recordings()).events)
+            parts.recorder.resume(merged_trace(trace, start.recordings()).events)
             self.facts |= {k: before[k] for k in ("not_replayable", "first_step") if k in before}
         else:
             self.history.trace_since_samples = start.state.samples

@@ -94,7 +94,7 @@ def open_trained(
     )
     load(store, checkpoint.rows)
     worker = EmbeddingWorker(store)
-    worker.go_on(state.learner["rows"])
+    worker.load_state_dict(state.learner["rows"])
     return Trained(checkpoint, config, tables, learner, worker)
 
 

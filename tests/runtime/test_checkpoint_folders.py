@@ -73,7 +73,7 @@ def state(samples):
         facts={"ranks": 1, "shards": 1, "data_sha256": ""},
         servers=Store().rows.server_counters(),
         learner={"scale": scale, "drew_unseeded": False, "rows": {}},
-        meter=plain(meter.state()),
+        meter=plain(meter.state_dict()),
         history={},
         files={},
     )

@@ -290,7 +290,7 @@ def test_who_listens_for_the_end_of_a_run_is_forgotten_when_it_goes():
 def test_a_checkpoint_that_cannot_be_taken_does_not_hold_the_rows(monkeypatch):
     training = Training(assemble_for(config(), ArraySource(100)), {})
     with monkeypatch.context() as patch:
-        patch.setattr(training.engine.rule, "state", lambda: bytearray(1 << 60))
+        patch.setattr(training.engine.rule, "state_dict", lambda: bytearray(1 << 60))
         with pytest.raises(MemoryError):
             training.take(None, False)
     assert not training.parts.store.saving.locked()

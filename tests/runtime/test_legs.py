@@ -234,8 +234,8 @@ def test_points_of_a_curve_are_thinned_alike_whether_a_run_goes_on_or_was_never_
         whole.append(number, float(number))
     for number in range(before):
         first.append(number, float(number))
-    second.go_on(first.state(), 0.0)
+    second.load_state_dict(first.state_dict(), 0.0)
     for number in range(before, before + behind):
         second.append(number, float(number))
-    assert second.state() == whole.state()
+    assert second.state_dict() == whole.state_dict()
     assert len(second) == before + behind

@@ -239,7 +239,7 @@ def test_a_long_trace_on_disk_is_that_in_memory(monkeypatch, tmp_path):
 def test_a_trace_that_was_gone_on_from_goes_to_disk_too(small_limit):
     before = recorded(30_000).finish()
     recorder = TraceRecorder()
-    recorder.go_on(before.events)
+    recorder.resume(before.events)
     recorder.record(Kind.PUSH, ALL, 7, 0, 1)
     found = recorder.finish().events
     assert (found[:-1] == before.events).all() and found[-1].tolist() == [Kind.PUSH, ALL, 7, 0, 1]

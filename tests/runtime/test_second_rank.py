@@ -136,10 +136,10 @@ def test_ranks_that_are_processes_go_on_each_with_its_own_replica_and_optimiser(
     saved = saved_of(3)
     with distributed(3) as rules:
         for rank, rule in enumerate(rules):
-            rule.go_on(saved)
+            rule.load_state_dict(saved)
             assert_same_weights(rule.model(rank), saved["replicas"][rank])
             assert_same_optimizer(rule._optimizer, saved["optimizers"][rank])
-        again = rules[0].state()
+        again = rules[0].state_dict()
     assert (again["version"], again["rounds"]) == (7, 3)
     for rank in range(3):
         for name, tensor in saved["replicas"][rank].items():
@@ -153,11 +153,11 @@ def on_threads(ranks: int) -> AveragedReplicas:
 @pytest.mark.law11
 def test_ranks_that_are_threads_go_on_each_with_its_own_replica_and_optimiser():
     saved, rule = saved_of(3), on_threads(3)
-    rule.go_on(saved)
+    rule.load_state_dict(saved)
     for rank in range(3):
         assert_same_weights(rule.model(rank), saved["replicas"][rank])
         assert_same_optimizer(rule._optimizers[rank], saved["optimizers"][rank])
-    again = rule.state()
+    again = rule.state_dict()
     assert (again["version"], again["rounds"]) == (7, 3)
 
 
@@ -166,10 +166,10 @@ def test_ranks_that_are_threads_go_on_each_with_its_own_replica_and_optimiser():
 def test_another_number_of_ranks_begins_with_the_mean_of_the_replicas(ranks):
     """Optimisers serve again in turn: there is no mean of a number of steps."""
     saved, rule = saved_of(3), on_threads(ranks)
-    rule.go_on(saved)
+    rule.load_state_dict(saved)
     with distributed(ranks) as rules:
         for rank, apart in enumerate(rules):
-            apart.go_on(saved)
+            apart.load_state_dict(saved)
             for one, optimizer in ((rule, rule._optimizers[rank]), (apart, apart._optimizer)):
                 assert_same_weights(one.model(rank), saved["model"])
                 steps = saved["optimizers"][rank % 3]["state"][0]["step"]
@@ -185,7 +185,7 @@ def test_each_rank_trains_its_own_replica_with_its_own_optimiser():
                     torch.full_like(p, 1.0 + rank) for p in rules[rank].model(rank).parameters()
                 ]
                 rules[rank].end_step(StepGradients(rank, step, given, 0.5, 4))
-        found = rules[0].state()
+        found = rules[0].state_dict()
     chosen = averaged(2)
     for rank, steps in enumerate((1, 3)):
         alone = model_of(0)

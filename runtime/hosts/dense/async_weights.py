@@ -205,11 +205,11 @@ class RemoteWeights(DenseRule):
         """The weights as they were pulled last; those of the run are at rank 0."""
         return self._model
 
-    def state(self) -> DenseState:
+    def state_dict(self) -> DenseState:
         """Raise RuntimeError: the state of the run is at rank 0."""
         raise RuntimeError(f"rank {self._rank} holds no dense weights but those it pulled")
 
-    def go_on(self, state: DenseState) -> None:
+    def load_state_dict(self, state: DenseState) -> None:
         """Nothing: the weights come from rank 0."""
 
     def close(self) -> None:

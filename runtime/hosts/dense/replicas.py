@@ -130,7 +130,7 @@ class DistributedReplicas(DenseRule):
             self._wait(lambda: bool(self._untold) or not self._has_ended_leg)
             self._tell()
 
-    def state(self) -> DenseState:
+    def state_dict(self) -> DenseState:
         """At rank 0: the mean of the replicas, all of them and their optimisers."""
         if self._rank:
             raise RuntimeError(f"rank {self._rank} holds no replica but its own")
@@ -140,7 +140,7 @@ class DistributedReplicas(DenseRule):
             mean["optimizers"].append(state["optimizer"])
         return mean
 
-    def go_on(self, state: DenseState) -> None:
+    def load_state_dict(self, state: DenseState) -> None:
         """Take replica, optimiser and counters of a checkpoint."""
         with self._changed:
             saved = state["replicas"]

@@ -174,12 +174,12 @@ class RemoteControl(EmbeddingStore):
             self.finish(rank, finished)
         return {"lost": lost}
 
-    def go_on(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
+    def resume_run(self, rules: ServerRules, counters: Sequence[Mapping[str, Any]]) -> None:
         """Count on under these rules from what servers, perhaps others in number, have counted."""
         shares = enumerate(divided(counters, self.shards))
         of_rules = {"rules": asdict(rules)}
         arguments = {shard: {**of_rules, "counters": dict(share)} for shard, share in shares}
-        self._client.call_all(ServerCalls.go_on, arguments)
+        self._client.call_all(ServerCalls.resume_run, arguments)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -205,7 +205,7 @@ class RemoteControl(EmbeddingStore):
             for shard, trace in zip(after, traces, strict=True):
                 known, recorder = self._recorded[shard]
                 events = trace["events"]
-                recorder.go_on(events)
+                recorder.resume(events)
                 self._recorded[shard] = known + len(events), recorder
                 if len(events) == most:
                     behind.append(shard)

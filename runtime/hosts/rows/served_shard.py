@@ -177,10 +177,10 @@ class ServedShard:
         self._forget_batches()
         self.server.begin_leg(first_steps)
 
-    def go_on(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
+    def resume_run(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
         """Count on under these rules."""
         self.rules = parse(ServerRules, rules, "rules")
-        self.server.go_on(self.rules, counters)
+        self.server.resume_run(self.rules, counters)
 
     def _forget_batches(self) -> None:
         for batches in list(self.batches.values()):

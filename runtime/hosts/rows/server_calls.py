@@ -28,7 +28,7 @@ class ServerCalls(ABC):
         """Ranks go on with these steps; nothing is in flight."""
 
     @abstractmethod
-    def go_on(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
+    def resume_run(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
         """Count on under these rules."""
 
     @abstractmethod
@@ -44,7 +44,7 @@ class ServerCalls(ABC):
 
     @abstractmethod
     def counters(self) -> Payload:
-        """What `go_on` takes."""
+        """What `resume_run` takes."""
 
     @abstractmethod
     def export(self, table: str) -> dict[str, np.ndarray]:

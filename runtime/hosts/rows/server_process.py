@@ -268,9 +268,9 @@ class ControlConnection(ServerCalls):
         """Ranks go on with these steps; nothing is in flight."""
         self._shard.begin_leg(first_steps)
 
-    def go_on(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
+    def resume_run(self, rules: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
         """Count on under these rules."""
-        self._shard.go_on(rules, counters)
+        self._shard.resume_run(rules, counters)
 
     def rejoin(self, rank: int, begun: int, open: Sequence[int]) -> Payload:
         """Go on with a rank whose open steps are these; how many pushes are lost."""
@@ -282,7 +282,7 @@ class ControlConnection(ServerCalls):
         return self._shard.status()
 
     def counters(self) -> Payload:
-        """What `go_on` takes."""
+        """What `resume_run` takes."""
         return self._server.counters()
 
     def export(self, table: str) -> dict[str, np.ndarray]:
@@ -352,7 +352,7 @@ class ControlConnection(ServerCalls):
         self._shard.restore.begin()
         if folder is not None:
             load_rows(self._shard.rows, folder=folder)
-        self._shard.go_on(rules, counters)
+        self._shard.resume_run(rules, counters)
         self._server.begin_leg(first_steps)
         self._shard.restore.is_done = True
 

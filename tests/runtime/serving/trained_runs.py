@@ -62,11 +62,11 @@ def checkpoint_of(world: World, folder: Path, *, layout: bool = True) -> Checkpo
         facts={"ranks": 1, "shards": store.shards, "data_sha256": ""},
         servers=store.server_counters(),
         learner={
-            "scale": learner.scale.state(),
+            "scale": learner.scale.state_dict(),
             "drew_unseeded": learner.drew_unseeded,
-            "rows": world.worker.noticed(),
+            "rows": world.worker.state_dict(),
         },
-        meter=plain(world.meter.state()),
+        meter=plain(world.meter.state_dict()),
         history={},
         files={},
     )

@@ -44,7 +44,7 @@ def take_a_cut(store: RemoteStore) -> None:
 
 def begin_and_go_on(store: RemoteStore) -> None:
     store.begin_run(RULES, Stop())
-    store.go_on(RULES, store.server_counters())
+    store.resume_run(RULES, store.server_counters())
     store.begin_leg([0])
 
 
