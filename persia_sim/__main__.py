@@ -20,7 +20,7 @@ from persia_sim.base.files import (
 )
 from persia_sim.base.rules import left_out, printable, require
 from persia_sim.base.vocabulary import with_unbounded
-from persia_sim.cli import Options, run
+from persia_sim.cli import SimulateOptions, run
 
 _INIT_USAGE = """usage: persia-sim init [FOLDER]
 
@@ -128,7 +128,7 @@ def _answer(words: list[str]) -> str:
 
     # The scenario: a tau that is typed where the mode reads none was not meant.
     words = with_unbounded(words)
-    options = read_options(Options, words, "persia-sim")
+    options = read_options(SimulateOptions, words, "persia-sim")
     tau = next((word for word in words if word.split("=")[0] == "--tau"), None)
     late = options.mode.reads_late_rows
     rule = f"{options.mode} does not read it"

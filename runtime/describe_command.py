@@ -79,7 +79,7 @@ def describe(arguments: list[str]) -> None:
 def _comments(config: TrainConfig, source: Source, document: Mapping[str, Any]) -> list[str]:
     """What a reader of the file wants to know, and no key of it says."""
     from runtime.embedding.native.store import open_table
-    from runtime.rank.parts import tables_of
+    from runtime.rank.components import tables_of
 
     first = next(iter(tables_of(config, source.layout, {}).values()))
     row_bytes = 4 * (first.dim + open_table(first, 0, 1).state_floats)
@@ -113,7 +113,7 @@ def described(config: TrainConfig, source: Source, asked: Describe = Describe())
     Raises ValueError where the training part is empty or the network's operations cannot be
     counted.
     """
-    from runtime.rank.parts import tables_of
+    from runtime.rank.components import tables_of
 
     # The dense network: built as the run builds it, its operations counted.
     layout = source.layout

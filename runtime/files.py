@@ -36,6 +36,7 @@ from persia_sim.base.files import (
     refuse_loss,
 )
 from persia_sim.base.schema import parse
+from persia_sim.base.vocabulary import ENDLESS
 
 T = TypeVar("T")
 _MAGIC = b"PERSIA-TESTBED-ARRAYS-2\n"
@@ -188,7 +189,7 @@ def _header(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[str, tuple[str
         for name, (dtype, shape) in layout.items():
             if dtype not in _DTYPES:
                 raise ValueError(f"array {name} has dtype {dtype}")
-            if not all(type(n) is int and 0 <= n < 2**62 for n in shape):
+            if not all(type(n) is int and 0 <= n < ENDLESS for n in shape):
                 raise ValueError(f"array {name} has shape {shape}")
         if not isinstance(facts, dict):
             raise ValueError("its facts are no object")

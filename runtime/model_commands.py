@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from persia_sim.base.command_line import OF_GROUP, POSITIONAL, read_options
 from persia_sim.base.rules import Refused, printable
 from persia_sim.base.schema import Checked, Within, check_fields
+from persia_sim.base.vocabulary import ENDLESS
 from runtime.config import EngineConfig, ModelConfig
 from runtime.embedding.config import MOST_DIM
 from runtime.files import ensure_place
@@ -51,7 +52,7 @@ class Evaluate(Opened, Checked):
     """Evaluate a trained model on a test part: AUC and log-loss of each task."""
 
     data: JudgedData = field(default_factory=JudgedData)
-    test_rows: Annotated[int | None, Within(2, 2**62)] = None
+    test_rows: Annotated[int | None, Within(2, ENDLESS)] = None
     """Only the first samples of the test part, >= 2; of the run's own data as in training."""
     rank_against: Path | None = None
     """A table of items, one a row, as items.csv: also rank all of them for each test sample with a

@@ -38,7 +38,7 @@ def enter_process() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-    # A command that needs the engine says itself that it was not built.
+    # A command that needs the kernels says itself that they were not built.
     with contextlib.suppress(ImportError):
         from runtime.embedding.native.extension import native  # late: it may not be there
 

@@ -15,12 +15,12 @@ import sys
 
 import pytest
 
-from experiments.benching.bench_peers import Options as BenchPeers
+from experiments.benching.bench_peers import SimulateOptions as BenchPeers
 from persia_sim import __main__ as simulator
 from persia_sim.base import vocabulary
 from persia_sim.base.command_line import options_of
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options, scenario_of
+from persia_sim.cli import SimulateOptions, scenario_of
 from persia_sim.cluster.scenario import Averaging, Queues, Scenario
 from persia_sim.sharded.command import ShardedOptions
 from runtime.config import SyncConfig, TrainConfig
@@ -32,7 +32,7 @@ MODES = list(Mode)
 
 
 def simulated(mode: Mode) -> Scenario:
-    return scenario_of(Options(mode=mode))
+    return scenario_of(SimulateOptions(mode=mode))
 
 
 def default(group: type, name: str) -> object:
@@ -52,7 +52,7 @@ def test_a_mode_means_the_same_in_both_halves(mode):
     assert there.lookahead == here.lookahead == "reread"
     assert there.window == here.window == (4 if mode.reads_late_rows else 0)
     if mode.reads_late_rows:
-        assert scenario_of(Options(mode=mode, tau=None)).window is None
+        assert scenario_of(SimulateOptions(mode=mode, tau=None)).window is None
         assert SyncConfig(mode=mode, tau=None).window is None
     else:
         assert there.tau is None
@@ -73,7 +73,7 @@ def test_both_commands_read_the_same_word_for_no_bound(typed, monkeypatch, capsy
     run = ["--mode", "hybrid", "--executor", "concurrent", "--data.name", "synthetic"]
     for tau in (["--tau", typed], [f"--tau={typed}"]):
         assert read_train([*run, *tau]).run.sync.tau is None
-    assert read_train(run).run.sync.tau == default(Options, "tau") == 4
+    assert read_train(run).run.sync.tau == default(SimulateOptions, "tau") == 4
 
 
 def test_a_bound_that_the_mode_does_not_read_is_refused_unless_it_is_the_modes_own(
@@ -95,7 +95,10 @@ def test_an_option_of_the_simulator_that_is_typed_twice_is_refused(monkeypatch, 
 
 
 def test_only_the_runtime_has_these_words():
-    known = inspect.signature(Options).parameters.keys() | inspect.signature(Scenario).parameters
+    known = (
+        inspect.signature(SimulateOptions).parameters.keys()
+        | inspect.signature(Scenario).parameters
+    )
     treatments = {"sync_steps", "dense_lag", "delay_compensation", "lr_by_staleness"}
     assert treatments <= inspect.signature(SyncConfig).parameters.keys()
     assert not known & ({"average_every_steps", "batch"} | treatments)
@@ -112,7 +115,7 @@ def test_what_help_says_of_a_default_is_the_default(monkeypatch, capsys):
     assert f"Lookahead only; None means {CONTRACT['ahead']} there." in said
     assert "A choice in raw_hybrid and hybrid only; None means yes there." in said
     assert f"--average-every-s FLOAT|None (default: {averaging.PERIOD_S})" in said
-    assert default(Options, "tau") == CONTRACT["tau"], "which help shows as it is"
+    assert default(SimulateOptions, "tau") == CONTRACT["tau"], "which help shows as it is"
 
 
 CHANGED = """
@@ -120,8 +123,8 @@ from persia_sim.base import vocabulary as words
 words.DEFAULT_TAU, words.DEFAULT_AHEAD, words.DEFAULT_AVERAGE_EVERY_S = 7, 9, 0.25
 
 import json
-from experiments.studies.convergence import Options as ConvergenceOptions
-from persia_sim.cli import Options, scenario_of
+from experiments.studies.convergence import SimulateOptions as ConvergenceOptions
+from persia_sim.cli import SimulateOptions, scenario_of
 from persia_sim.sharded.command import ShardedOptions
 from persia_sim.report.sweep import Point
 from runtime.config import SyncConfig
@@ -129,7 +132,7 @@ from runtime.dense.averaging import PERIOD_S
 
 sync = SyncConfig()
 hybrid, lookahead, averaging = (
-    scenario_of(Options(mode=mode))
+    scenario_of(SimulateOptions(mode=mode))
     for mode in (words.Mode.HYBRID, words.Mode.LOOKAHEAD, words.Mode.ASYNC_AVERAGING)
 )
 print(json.dumps({
@@ -151,13 +154,13 @@ def test_both_halves_follow_when_the_vocabulary_changes():
 @pytest.mark.parametrize(
     ("options", "old", "new"),
     [
-        (Options, "--trace", "--write-trace"),  # `train --trace` reads one
-        (Options, "--timeline", "--write-timeline"),  # `train --timeline` is a switch
+        (SimulateOptions, "--trace", "--write-trace"),  # `train --trace` reads one
+        (SimulateOptions, "--timeline", "--write-timeline"),  # `train --timeline` is a switch
         (ShardedOptions, "--timeline", "--print-stages"),
         (BenchPeers, "--profile", "--where-time-goes"),  # of persia-sim: measured costs
         (Train, "--cluster", "--ray"),  # of persia-sim: a description
-        (Options, "--servers", "--server-hosts"),  # of train: processes
-        (Options, "--workers", "--worker-hosts"),
+        (SimulateOptions, "--servers", "--server-hosts"),  # of train: processes
+        (SimulateOptions, "--workers", "--worker-hosts"),
     ],
 )
 def test_a_word_of_one_half_is_no_option_of_the_other(options, old, new):

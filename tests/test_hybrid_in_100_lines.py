@@ -17,7 +17,7 @@ from persia_sim.base.window import updates_missed
 from runtime.config import DataConfig, EngineConfig, SyncConfig, read_config
 from runtime.data.batch import Batch
 from runtime.executors.open import source_of
-from runtime.rank.parts import assemble
+from runtime.rank.components import assemble
 from runtime.run.evaluate import threads_of
 from runtime.run.session import train
 
@@ -88,17 +88,17 @@ def test_the_example_trains_as_the_default_executor(example, config, source, mod
     training_part, test_part, count = example.read_clicks()
 
     # The same initial values: those of the testbed, which the example numbers otherwise.
-    parts = assemble(config, source)
+    components = assemble(config, source)
     rows, network = example.initial_values(count)
     for part, (ids, _, _) in (("train", training_part), ("test", test_part)):
-        handle = parts.store.peek(part_of(source, part))
+        handle = components.store.peek(part_of(source, part))
         plan = handle.plans["rows"]
         rows[ids.flatten()] = torch.from_numpy(handle.values["rows"][plan.inverse])
-    weights = parts.learner.model.parameters()
+    weights = components.learner.model.parameters()
     with torch.no_grad():
         for weight, initial in zip(network.parameters(), weights, strict=True):
             weight.copy_(initial)
-    parts.close()
+    components.close()
 
     losses = example.train(training_part, rows, network, mode, tau)
     auc, log_loss = example.evaluate(test_part, rows, network)

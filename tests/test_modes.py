@@ -30,7 +30,7 @@ COMBINATIONS = [Rules(*rules) for rules in product(Read, Write, Dense)]
 BY_RULES = {rules: mode for mode, rules in RULES.items()}
 
 
-def parts(mode: Mode, **changes: Any) -> Any:
+def components(mode: Mode, **changes: Any) -> Any:
     return assemble_for(config(mode=mode, ranks=2, **changes), ArraySource(48))
 
 
@@ -42,7 +42,7 @@ def order_of(mode: Mode) -> Callable[[], Any]:
 
 def run_by(executor: Callable[[Any], Any], name: str = "constant_lag") -> Callable[..., Any]:
     def prepared(mode: Mode, **changes: Any) -> Callable[[], Any]:
-        assembled = parts(mode, executor=name, **changes)
+        assembled = components(mode, executor=name, **changes)
         return lambda: executor(assembled).run()
 
     return prepared
@@ -92,14 +92,14 @@ def test_an_engine_carries_fresh_tables_out_or_refuses_them(mode, engine):
     if engine == "processes":
         place = "runtime.hosts.row_processes.CARRIES"
         with patch(place, {mode.rules}), pytest.raises(ValueError, match="servers as processes"):
-            parts(mode, fresh=("all",), executor="concurrent", servers=1)
+            components(mode, fresh=("all",), executor="concurrent", servers=1)
         return
     executor = {"constant_lag": ConstantLagRun, "replay": OrderedRun, "concurrent": ConcurrentRun}
     name = "concurrent" if engine == "concurrent" else "constant_lag"
     run_by(executor[engine], name)(mode, fresh=("all",))()
     without = patch(f"{executor[engine].__module__}.CARRIES", {mode.rules})
     with without, pytest.raises(ValueError, match=r"fresh tables ahead.*remove --fresh"):
-        executor[engine](parts(mode, fresh=("all",), executor=name))
+        executor[engine](components(mode, fresh=("all",), executor=name))
 
 
 def test_nothing_asks_for_the_name_of_a_mode():

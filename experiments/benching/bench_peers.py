@@ -349,7 +349,7 @@ class _Candidates:
 
         # Everybody else: one plain loop around their embedding layer, so that nothing else differs.
         loop = partial(
-            wide.plain_loop, self._parts(precision=precision), self._source, skip=WARM_UP_STEPS
+            wide.plain_loop, self._components(precision=precision), self._source, skip=WARM_UP_STEPS
         )
         if name == CEILING:
             blank = torch.zeros(options.batch, wide.FIELDS * shape.dim, device=options.device)
@@ -379,9 +379,9 @@ class _Candidates:
         ids = wide.wide_ids(self._shape.rows)
         return wide.full_store(self._source.layout, config, ids, self._options.shards)
 
-    def _parts(self, sync: SyncConfig | None = None, **engine: Any) -> Any:
+    def _components(self, sync: SyncConfig | None = None, **engine: Any) -> Any:
         """A run with the MLP as all have it."""
-        from runtime.rank.parts import assemble
+        from runtime.rank.components import assemble
 
         config = TrainConfig(
             sync=sync or SyncConfig(),
@@ -398,7 +398,7 @@ class _Candidates:
     ) -> Callable[[], float]:
         from runtime.embedding.worker import EmbeddingWorker
 
-        parts = self._parts(
+        components = self._components(
             SyncConfig(mode=mode, tau=tau),
             executor="concurrent",
             threads=self._options.threads,
@@ -406,7 +406,7 @@ class _Candidates:
             queue_batches=2 if mode.reads_late_rows else None,
             latency_s=self._options.latency_s,
         )
-        filled = replace(parts, worker=EmbeddingWorker(self._store()))
+        filled = replace(components, worker=EmbeddingWorker(self._store()))
         return partial(wide.concurrent_samples_per_s, filled, self._source, WARM_UP_STEPS)
 
     def roofline(self, name: WorkloadName) -> tuple[list[dict[str, Any]], str]:
@@ -448,7 +448,7 @@ class _Candidates:
                 yield replace(ready[number], labels=torch.from_numpy(drawn))
 
         endless = labelled_anew()
-        network = self._parts().learner.model
+        network = self._components().learner.model
         optimizer = torch.optim.Adam(network.parameters(), lr=ModelConfig().lr)  # it asks torch's
         tables = [shape.rows // wide.FIELDS] * wide.FIELDS
         pipeline = SemiSync(network, optimizer, tables, shape.dim)

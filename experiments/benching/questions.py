@@ -109,8 +109,10 @@ class Transport:
         source = wide_workload(options.batch, options.rows)
         for tower, mode in self._cases:
             for where in ("threads", "processes"):
-                parts = assemble_for(transport_config(options, tower, mode, where, **apart), source)
-                measure = partial(concurrent_samples_per_s, parts, source, WARM_UP_STEPS)
+                components = assemble_for(
+                    transport_config(options, tower, mode, where, **apart), source
+                )
+                measure = partial(concurrent_samples_per_s, components, source, WARM_UP_STEPS)
                 measure()  # creates the rows; not counted
                 name = f"{tower}, {mode}, {where}"
                 self.candidates[name] = measure
@@ -153,21 +155,21 @@ class Lookups:
             of_size = replace(options, batch=size)
             for where in ("processes", "threads"):
                 config = transport_config(of_size, "small", REFERENCE, where, **apart)
-                parts = assemble_for(config, source)
-                measure = partial(self._lookup_s, parts, source.batches, count())
+                components = assemble_for(config, source)
+                measure = partial(self._lookup_s, components, source.batches, count())
                 measure()  # creates the rows; not counted
                 self.candidates[f"{size}, {where}"] = measure
 
-    def _lookup_s(self, parts: Any, batches: Sequence[Batch], steps: Iterator[int]) -> float:
+    def _lookup_s(self, components: Any, batches: Sequence[Batch], steps: Iterator[int]) -> float:
         """The median of a window; no gradients follow."""
         taken_s = []
         for step in islice(steps, self._options.window_steps):
-            handle = parts.store.begin(0, step, batches[step % len(batches)])
+            handle = components.store.begin(0, step, batches[step % len(batches)])
             began_s = time.perf_counter()
-            parts.store.look_up(handle)
+            components.store.look_up(handle)
             taken_s.append(time.perf_counter() - began_s)
-            parts.store.give((handle, None))
-            parts.store.drain()
+            components.store.give((handle, None))
+            components.store.drain()
         return float(np.median(taken_s))
 
     def report(self, windows: Sequence[Window]) -> str:

@@ -120,24 +120,24 @@ def full_store(
     return store
 
 
-def concurrent_samples_per_s(parts: Any, source: Any, skip: int) -> float:
+def concurrent_samples_per_s(components: Any, source: Any, skip: int) -> float:
     """One window of the concurrent executor over rows that may be there already."""
     from runtime.executors.threads import ConcurrentRun
 
-    again = parts.again(source)
+    again = components.again(source)
     again.meter.start()
     ConcurrentRun(again).run()
     return float(again.meter.samples_per_s(skip=skip))
 
 
 def plain_loop(
-    parts: Any,
+    components: Any,
     source: WideWorkload,
     look: Callable[[int], Any],
     skip: int,
     step_rows: Callable[[], None] = lambda: None,
 ) -> Callable[[], float]:
-    """Samples/s of the plain loop around the network, loss and optimiser of ``parts``.
+    """Samples/s of the plain loop around the network, loss and optimiser of ``components``.
 
     ``look``: from the number of a batch to its pooled vectors [B, fields * dim]; so many first
     steps of a window, at least one, are not timed.
@@ -150,8 +150,8 @@ def plain_loop(
     from runtime.rank.learner import autocast
 
     # Network and optimiser of ours; the embedding layer is the caller's.
-    config = parts.config
-    model = parts.learner.model
+    config = components.config
+    model = components.learner.model
     optimizer = make_optimizer(config, model)
     device = config.engine.device
     precision = config.engine.precision

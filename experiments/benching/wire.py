@@ -133,25 +133,25 @@ class WireBesideLaw:
         from runtime.executors.merge_recordings import merged_trace
         from runtime.executors.open import assemble_for
         from runtime.executors.threads import ConcurrentRun
-        from runtime.rank.parts import assemble
+        from runtime.rank.components import assemble
 
         config = self._config(case)
         with slow_wire(case.round_trip_s / 2) as wire:
             if case.round_trip_s:
-                parts = assemble(config, self._source, open_rows=rows_behind(wire))
+                components = assemble(config, self._source, open_rows=rows_behind(wire))
             else:
-                parts = assemble_for(config, self._source)
+                components = assemble_for(config, self._source)
             try:
-                parts.meter.start()
-                ConcurrentRun(parts).run()
-                rate = parts.meter.samples_per_s(skip=parts.meter.updates // 3)
+                components.meter.start()
+                ConcurrentRun(components).run()
+                rate = components.meter.samples_per_s(skip=components.meter.updates // 3)
                 if config.sync.mode.reads_late_rows:
                     about = {"mode": str(config.sync.mode), "ranks": config.sync.ranks}
-                    trace = parts.recorder.finish(**about, tau=config.sync.window)
-                    late = staleness_in_steps(merged_trace(trace, parts.store.recorded()))
+                    trace = components.recorder.finish(**about, tau=config.sync.window)
+                    late = staleness_in_steps(merged_trace(trace, components.store.recorded()))
                     self._late[case.key] = float(late.missing_steps[late.step > 16].mean())
             finally:
-                parts.close()
+                components.close()
         return config.batch / rate
 
     def report(self, windows: Sequence[Window]) -> str:

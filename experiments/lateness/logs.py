@@ -116,8 +116,8 @@ def mean_square_gradient(config: TrainConfig) -> float:
     `GRADIENT_UPDATES` updates of sync: what row-wise Adagrad adds to its accumulator each time."""
     from runtime.executors.given_order import OrderedRun, constant_lag_order
     from runtime.executors.open import source_of  # late: seconds to import
+    from runtime.rank.components import assemble
     from runtime.rank.feed import training_stream
-    from runtime.rank.parts import assemble
 
     # From 0, the accumulators end as the sum of the squared gradients of all row updates.
     optimizer = replace(config.rows.optimizer, initial_accumulator=0.0)
@@ -127,9 +127,9 @@ def mean_square_gradient(config: TrainConfig) -> float:
         sync=replace(config.sync, tau=0, dense_lag=0),
         rows=replace(config.rows, optimizer=optimizer),
     )
-    parts = assemble(short, source_of(short))
-    OrderedRun(parts).run(constant_lag_order(short, parts.feed))
-    added = sum(float(state.sum()) for _, _, state in parts.store.export().values())
+    components = assemble(short, source_of(short))
+    OrderedRun(components).run(constant_lag_order(short, components.feed))
+    added = sum(float(state.sum()) for _, _, state in components.store.export().values())
 
     # Divided by the number of these updates.
     batches = training_stream(short, source_of(short))

@@ -99,7 +99,7 @@ class Options(Planned):
     """Seconds of each message, so that a run lasts long enough to be killed."""
     patience_s: Annotated[float, Within(1.0, 86_400.0)] = 120.0
     """Seconds after a kill from which on a run counts as hanging."""
-    seed: Annotated[int, Within(0, 2**62)] = 0
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Seed of the draw of modes, roles and instants."""
 
     @property

@@ -16,8 +16,7 @@ from experiments.options import OneOf, Planned, Some, hold
 from experiments.tables import leave, table
 from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import Mode, Stage
-from persia_sim.cli import Options as Simulation
-from persia_sim.cli import scenario_of
+from persia_sim.cli import SimulateOptions, scenario_of
 from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.simulate import Run, simulate
 from persia_sim.presets.catalogue import CLUSTERS, workloads
@@ -78,7 +77,7 @@ def simulated(options: Options, mode: Mode) -> Run:
     """The preset in this mode, without noise."""
     return simulate(
         scenario_of(
-            Simulation(
+            SimulateOptions(
                 cluster=options.cluster,
                 workload=options.workload,
                 ranks=options.cluster_ranks,

@@ -41,7 +41,7 @@ from runtime.run.stage_times import (
 )
 
 if TYPE_CHECKING:
-    from runtime.rank.parts import Parts  # loads torch
+    from runtime.rank.components import Components  # loads torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ def _run_beside(case: Case, steps: int) -> MeasuredRun:
 
     alone = replace(case, copies=1)
     others = [_assembled(alone, 2 * steps, {}) for _ in range(case.copies - 1)]
-    beside = [threading.Thread(target=ConcurrentRun(parts).run) for parts in others]
-    for parts, thread in zip(others, beside, strict=True):
-        parts.meter.start()
+    beside = [threading.Thread(target=ConcurrentRun(components).run) for components in others]
+    for components, thread in zip(others, beside, strict=True):
+        components.meter.start()
         thread.start()
     try:
         return _run_case(alone, steps, None)
@@ -108,11 +108,13 @@ def _where(link: Apart | None) -> dict[str, Any]:
     return {"servers_at": [link.servers_at], "servers_secret": str(link.secret)} if link else {}
 
 
-def _assembled(case: Case, steps: int, where: dict[str, Any], wire: Wire | None = None) -> Parts:
+def _assembled(
+    case: Case, steps: int, where: dict[str, Any], wire: Wire | None = None
+) -> Components:
     import torch
 
     from runtime.executors.open import assemble_for
-    from runtime.rank.parts import assemble
+    from runtime.rank.components import assemble
 
     torch.set_num_threads(1)
     source: Any = _drawn(case.bag, steps * case.updates_per_step * case.batch)
@@ -140,10 +142,10 @@ def _run_over(wire: Wire | None, case: Case, steps: int, link: Apart | None) -> 
     controls = [link.control() if link else 1.0]
 
     # A run whose spans are timed, those of the rows' own work at the store.
-    parts = replace(_assembled(case, steps, _where(link), wire), spans=spans)
-    store: Any = parts.store
+    components = replace(_assembled(case, steps, _where(link), wire), spans=spans)
+    store: Any = components.store
     if case.servers:
-        parts.worker.store = TimedCalls(store, spans)  # type: ignore[assignment]
+        components.worker.store = TimedCalls(store, spans)  # type: ignore[assignment]
     else:  # rows of this process, one server for each shard
         store.record_spans(spans.span)
         if case.slow_s or case.dead_s:
@@ -153,15 +155,15 @@ def _run_over(wire: Wire | None, case: Case, steps: int, link: Apart | None) -> 
 
     # Train, with the counters of the link before and after.
     before, cpu_before_s = (link.moved(), link.cpu_s()) if link else ((0, 0), 0.0)
-    parts.meter.start()
-    ConcurrentRun(parts).run()
+    components.meter.start()
+    ConcurrentRun(components).run()
     after, cpu_after_s = (link.moved(), link.cpu_s()) if link else ((0, 0), 0.0)
     controls.append(link.control() if link else 1.0)
 
     # Staleness from the recorded order, and stages from the spans, without the first third.
     first = steps // 3
     facts = {"mode": str(case.mode), "ranks": case.ranks}
-    late = staleness_in_steps(merged_trace(parts.recorder.finish(**facts), store.recorded()))
+    late = staleness_in_steps(merged_trace(components.recorder.finish(**facts), store.recorded()))
     if case.servers:
         store.close()
     steady = late.missing_steps[late.step >= first]
@@ -170,7 +172,7 @@ def _run_over(wire: Wire | None, case: Case, steps: int, link: Apart | None) -> 
     batches = steps * case.ranks
     sent, came = ((b - a) / batches for a, b in zip(before, after, strict=True))
     return MeasuredRun(
-        parts.meter.samples_per_s(skip=first * case.updates_per_step),
+        components.meter.samples_per_s(skip=first * case.updates_per_step),
         float(steady.mean()),
         measured,
         (cpu_after_s - cpu_before_s) / batches,

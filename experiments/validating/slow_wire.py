@@ -28,7 +28,7 @@ from runtime.hosts.wire.tls import TLS
 
 if TYPE_CHECKING:
     from runtime.config import TrainConfig
-    from runtime.rank.parts import OpenRows
+    from runtime.rank.components import OpenRows
 
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 1 << 23

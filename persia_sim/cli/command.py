@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options(Point):
+class SimulateOptions(Point):
     """Simulate one configuration and print one screen about it.
 
     `persia-sim sharded` does so for tables on the GPUs (TorchRec, HugeCTR), `persia-sim calibrate`
@@ -102,7 +102,7 @@ def progress(scenario: Scenario) -> Iterator[Callable[[], object]]:
         yield bar.update
 
 
-def _begun(options: Options) -> tuple[Options, Scenario]:
+def _begun(options: SimulateOptions) -> tuple[SimulateOptions, Scenario]:
     """The scenario that a run begins with: where many ranks make each step dear, a run of open
     length has few steps at first."""
     from persia_sim.report.measure import first_steps
@@ -115,7 +115,7 @@ def _begun(options: Options) -> tuple[Options, Scenario]:
     return options, scenario
 
 
-def run(options: Options) -> str:
+def run(options: SimulateOptions) -> str:
     """Simulate and describe; writes the files that were asked for."""
     from persia_sim.bounds.closed_form import answer
     from persia_sim.cluster.demand import demand
@@ -195,7 +195,7 @@ def run(options: Options) -> str:
     return on_screen(answers)
 
 
-def _software(options: Options) -> Software | None:
+def _software(options: SimulateOptions) -> Software | None:
     """What trains with tables on GPUs, where anything asks for it."""
     if options.compare is None and options.software is None:
         return None
@@ -204,7 +204,7 @@ def _software(options: Options) -> Software | None:
     return find_software(options.software or USUAL)
 
 
-def _trained_by(software: Software, scenario: Scenario, options: Options) -> Scenario:
+def _trained_by(software: Software, scenario: Scenario, options: SimulateOptions) -> Scenario:
     """The scenario whose ranks run the dense network as this software does."""
     from persia_sim.sharded.compare import dense_as, job_of
 
@@ -283,7 +283,7 @@ def _shown(gains: dict[str, Estimate]) -> str:
     return ", ".join(decided) or "nothing helps alone"
 
 
-def _check_before(options: Options) -> tuple[int, int]:
+def _check_before(options: SimulateOptions) -> tuple[int, int]:
     """What can be told before the run; returns the steps of the timeline."""
     require(options.steps >= 2, "steps", options.steps, "a time between steps needs >= 2")
     narrow = options.precision is None or 0 < options.precision < 1
@@ -314,7 +314,7 @@ def _check_before(options: Options) -> tuple[int, int]:
     return first, last
 
 
-def _refuse_outputs(options: Options) -> None:
+def _refuse_outputs(options: SimulateOptions) -> None:
     """Each can be written, is a file of its own, and takes the place of none of another kind."""
     # Before minutes of simulation: an output that cannot be written would lose them.
     seen: dict[Path, str] = {}

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import Within, check_fields
+from persia_sim.base.vocabulary import ENDLESS
 
 _UNITS_S = {"s": 1, "min": 60, "h": 3600}
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
@@ -47,7 +48,7 @@ class CheckpointConfig:
                 "must be steps (500), a time (30s, 10min, 2h; above 0, a year at most) or end,"
                 f" got {every!r}",
             )
-        if isinstance(every, int) and not 1 <= every <= 2**62:
+        if isinstance(every, int) and not 1 <= every <= ENDLESS:
             raise Refused("checkpoint_every", f"must be >= 1 step, got {every}")
 
         # Both need checkpoints.

@@ -18,7 +18,7 @@ from persia_sim.base.schema import (
     unread,
     with_values,
 )
-from persia_sim.base.vocabulary import DEFAULT_LOOKUPS_IN_FLIGHT, Dense
+from persia_sim.base.vocabulary import DEFAULT_LOOKUPS_IN_FLIGHT, ENDLESS, Dense
 from runtime.config.checkpoints import CheckpointConfig
 from runtime.config.sync import (
     CONCURRENT,
@@ -32,7 +32,6 @@ from runtime.embedding.config import TableConfig
 DENSE_OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 OF_TORCH = "torch.optim:"
 """What the name of another class of torch.optim begins with."""
-MOST = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +44,15 @@ class DataConfig(Checked):
     dir: Path | None = None
     """Folder with the real data sets, as ~/data; else PERSIA_DATA_DIR, else where `data get` put
     them."""
-    rows: Annotated[int | None, Within(1, MOST)] = None
+    rows: Annotated[int | None, Within(1, ENDLESS)] = None
     """Read only the first rows of the training part (its validation samples among them)."""
-    skip_rows: Annotated[int, Within(0, MOST)] = 0
+    skip_rows: Annotated[int, Within(0, ENDLESS)] = 0
     """Train behind so many first samples of what is read: with all but the last it is a window, the
     newest of a log. They count as having trained, wherever that is asked."""
     validation_fraction: Annotated[float | None, Within(0, 1, without="most")] = None
     """Share of the training samples, the last of them, that validate instead of training, 0 to
     below 1; None: as the data set's schema says. The synthetic stream has them anyway."""
-    epochs: Annotated[int, Within(1, MOST)] = 1
+    epochs: Annotated[int, Within(1, ENDLESS)] = 1
     """Times the training part is read, >= 1. Click logs overfit their ids from the second on."""
     shuffle: bool = False
     """Shuffle the training samples with the seed, up to 1,048,576 at a time; else they come in the
@@ -113,12 +112,12 @@ class EvaluationConfig:
     eval_split: Literal["test", "validation"] = "test"
     """test: what no choice may look at. validation: the last training samples, on which rates and
     other options are chosen; the test part is not read then. They train in neither case."""
-    evaluate_every_steps: Annotated[int | None, Within(1, MOST)] = None
+    evaluate_every_steps: Annotated[int | None, Within(1, ENDLESS)] = None
     """Evaluate a snapshot on that split every so many times ``batch`` samples (for curves)."""
-    stop_after: Annotated[int | None, Within(1, MOST)] = None
+    stop_after: Annotated[int | None, Within(1, ENDLESS)] = None
     """End training when so many evaluations on the way, one after another, were no better than the
     best before them: AUC (of a regression MSE) of the first task, on the validation part alone."""
-    test_rows: Annotated[int | None, Within(2, MOST)] = None
+    test_rows: Annotated[int | None, Within(2, ENDLESS)] = None
     """Evaluate on the first rows of that split only, >= 2."""
 
     def __post_init__(self) -> None:
@@ -237,7 +236,7 @@ class EngineConfig:
             )
 
     @property
-    def server_count(self) -> int:
+    def shard_count(self) -> int:
         """Embedding servers, wherever they are."""
         return self.servers or self.shards
 
@@ -265,7 +264,7 @@ class TrainConfig:
     sync: Annotated[SyncConfig, FLAT] = field(default_factory=SyncConfig)
     batch: Annotated[int, Within(1, 2**31)] = 128
     """Samples per dense update, over all ranks, >= 1."""
-    steps: Annotated[int | None, Within(1, MOST)] = None
+    steps: Annotated[int | None, Within(1, ENDLESS)] = None
     """Stop after this many times ``batch`` samples; else at the end of the data."""
     engine: Annotated[EngineConfig, FLAT] = field(default_factory=EngineConfig)
     data: DataConfig = field(default_factory=DataConfig)

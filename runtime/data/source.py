@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal, Protocol, TypedDict, cast
+from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 
@@ -235,12 +235,19 @@ class SharedSource(Source, Protocol):
         ...
 
 
-class LoadedElsewhere(Source, Protocol):
-    """A source whose training part is read by others: its stream has names of samples, and whoever
-    trains asks for these."""
+@runtime_checkable
+class Wrapped(Protocol):
+    """A source in front of another one, whose samples it gives: from kept parts, or by loaders."""
 
     parsed: Source
     """The same data, read here."""
+
+
+@runtime_checkable
+class LoadedElsewhere(Protocol):
+    """A source whose training part is read by others: its stream has names of samples, and whoever
+    trains asks for these."""
+
     stop: Stop
     """The stop of the run: it ends a wait for data."""
 
@@ -253,14 +260,9 @@ class LoadedElsewhere(Source, Protocol):
         ...
 
 
-def loaded_elsewhere(source: Source) -> LoadedElsewhere | None:
-    """The source where others read its training part; None where it is read here."""
-    return cast(LoadedElsewhere, source) if getattr(source, "is_loaded_elsewhere", False) else None
-
-
 def parsed_by(source: Source) -> Source:
     """Who parses the data: what stands behind kept parts and loaders, or the source itself."""
-    return getattr(source, "parsed", source)
+    return source.parsed if isinstance(source, Wrapped) else source
 
 
 def rebatch(chunks: Iterator[Batch], size: int) -> Iterator[Batch]:

@@ -12,7 +12,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, SupportsFloat
+from typing import NamedTuple, Protocol, SupportsFloat, runtime_checkable
 
 from torch import nn
 
@@ -34,8 +34,23 @@ OnUpdate = Callable[[SupportsFloat, int], None]
 """Called after each dense update with its mean loss (NaN: all of it was left out) and samples."""
 
 
+@runtime_checkable
+class AwaitedLoss(SupportsFloat, Protocol):
+    """A loss on its way from a GPU: as a float it is waited for."""
+
+    known_s: float | None
+    """When it was here, by `time.perf_counter`; None where nobody has noted that."""
+
+    def is_known(self) -> bool:
+        """Whether nobody needs to wait for it."""
+        ...
+
+
 class LateSum:
     """The losses of a step's ranks, whose sum is asked for when all are known."""
+
+    known_s: float | None = None
+    """Nobody notes it."""
 
     def __init__(self, losses: Sequence[SupportsFloat]) -> None:
         self._losses = losses
@@ -53,8 +68,7 @@ class LateSum:
 def is_known(loss: SupportsFloat) -> bool:
     """Whether a loss is a float at once; one on its way from a GPU is waited for as a float, and
     then may be the error of its step."""
-    ask = getattr(loss, "is_known", None)
-    return ask is None or bool(ask())
+    return not isinstance(loss, AwaitedLoss) or loss.is_known()
 
 
 class StepGradients(NamedTuple):

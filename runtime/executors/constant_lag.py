@@ -23,7 +23,7 @@ from runtime.dense.rules import BarrierRule, LateSum
 from runtime.embedding.batch_rows import Handle, RowGradients
 from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.sharded import ShardedStore
-from runtime.rank.parts import Parts
+from runtime.rank.components import Components
 from runtime.rank.stages import Team
 
 CARRIES = COMMON_STEP | FRESH_TABLES
@@ -45,22 +45,22 @@ class RankBatch:
 class ConstantLagRun:
     """Trains the batches of a feed, with the rows of ``tau`` steps on their way to the servers."""
 
-    def __init__(self, parts: Parts) -> None:
-        sync = parts.config.sync
+    def __init__(self, components: Components) -> None:
+        sync = components.config.sync
         has_fresh = bool(sync.fresh)
         who = "the loop of the constant lag"
         refuse_unless_carried(sync.mode, CARRIES, who, fresh=has_fresh)
         # Rows lie in this process: the loop reads and writes them at the servers itself.
-        if not isinstance(parts.store, ShardedStore):
+        if not isinstance(components.store, ShardedStore):
             raise ValueError(
                 "the executor constant_lag needs rows of this process; use --servers 0"
             )
 
         # What it works with; the rule of the dense weights is that of the modes with a common step.
-        self._parts = parts
-        self._store = parts.store
-        self._servers = parts.store.servers
-        self._team = Team(parts, _barrier_rule)
+        self._components = components
+        self._store = components.store
+        self._servers = components.store.servers
+        self._team = Team(components, _barrier_rule)
         assert isinstance(self._team.rule, BarrierRule)
         self.rule: BarrierRule = self._team.rule
         """The dense weights."""
@@ -73,14 +73,14 @@ class ConstantLagRun:
 
     def run(self) -> None:
         """Train the batches of the feed's leg; nothing is in flight when it ends."""
-        # The parts of the run, and the steps that are under way: between the lookup of their rows
-        # and training, and between training and the write-back.
-        parts = self._parts
-        sync = self._parts.config.sync
-        feed = parts.feed
-        worker = parts.worker
-        learner = parts.learner
-        meter = parts.meter
+        # The components of the run, and the steps that are under way: between the lookup of their
+        # rows and training, and between training and the write-back.
+        components = self._components
+        sync = self._components.config.sync
+        feed = components.feed
+        worker = components.worker
+        learner = components.learner
+        meter = components.meter
         ahead = sync.ahead if self._is_lookahead else 0
         looked_up: deque[list[RankBatch]] = deque()  # steps whose rows are read, oldest first
         unwritten: deque[list[RankBatch]] = deque()  # trained steps whose rows are not yet pushed
@@ -141,13 +141,13 @@ class ConstantLagRun:
         A prefetch of lookahead creates no row. Where the ranks are computed as one batch (fused),
         rank 0 has it, and the reads of the others are only written down.
         """
-        parts = self._parts
+        components = self._components
         batches = []
-        for rank in range(parts.config.sync.ranks):
-            if parts.fused and rank:
+        for rank in range(components.config.sync.ranks):
+            if components.fused and rank:
                 self._note(Kind.LOOKUP, rank, step)
                 continue
-            work = parts.feed.take(rank, step)
+            work = components.feed.take(rank, step)
             assert work is not None, "the feed has said that it has a batch"
             handle = self._store.begin(rank, step, work.batch)
             for server in self._servers:
@@ -161,8 +161,8 @@ class ConstantLagRun:
         for batch in batches:
             for server in self._servers:
                 server.refresh(batch.handle)
-        if self._parts.fused:
-            for rank in range(1, self._parts.config.sync.ranks):
+        if self._components.fused:
+            for rank in range(1, self._components.config.sync.ranks):
                 self._note(Kind.REFRESH, rank, batches[0].handle.step)
 
     def _write_back(self, batches: Sequence[RankBatch]) -> None:
@@ -191,7 +191,7 @@ class ConstantLagRun:
                 server.lose(batch.handle)
             else:
                 pushes.append((batch.handle, batch.row_gradients))
-        of_ranks = self._parts.config.sync.ranks if self._parts.fused else len(pushes)
+        of_ranks = self._components.config.sync.ranks if self._components.fused else len(pushes)
         server.apply(pushes, merged=merged, of_ranks=of_ranks)
 
     def _note(self, kind: Kind, rank: int, step: int) -> None:
@@ -199,8 +199,8 @@ class ConstantLagRun:
             server.note(kind, rank, step)
 
 
-def _barrier_rule(parts: Parts, on_update: object) -> BarrierRule:
+def _barrier_rule(components: Components, on_update: object) -> BarrierRule:
     """One set of weights; the loop itself counts the updates, so nobody is called back."""
     return BarrierRule(
-        parts.config, parts.learner.model, parts.recorder, lambda loss, samples: None
+        components.config, components.learner.model, components.recorder, lambda loss, samples: None
     )

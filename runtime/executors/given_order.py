@@ -32,9 +32,9 @@ from runtime.embedding.batch_rows import Handle, RowGradients
 from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.sharded import ShardedStore
 from runtime.executors.replayable import refuse_other_version
+from runtime.rank.components import Components
 from runtime.rank.feed import Feed
 from runtime.rank.learner import Gradients
-from runtime.rank.parts import Parts
 from runtime.rank.stages import Fetched, RankStages, Team
 
 CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
@@ -60,7 +60,7 @@ def constant_lag_order(config: TrainConfig, feed: Feed) -> Iterator[Event]:
     )
 
 
-def open_rule(parts: Parts, on_update: OnUpdate) -> DenseRule:
+def open_rule(components: Components, on_update: OnUpdate) -> DenseRule:
     """The rule of the mode, to be carried out as an order says."""
     rules: dict[Dense, Callable[..., DenseRule]] = {
         Dense.ALL_REDUCED: BarrierRule,
@@ -68,8 +68,8 @@ def open_rule(parts: Parts, on_update: OnUpdate) -> DenseRule:
         Dense.ON_SERVERS: AsyncRule,
         Dense.AVERAGED: AveragedReplicas,
     }
-    rule = rules[parts.config.sync.mode.rules.dense]
-    return rule(parts.config, parts.learner.model, parts.recorder, on_update)
+    rule = rules[components.config.sync.mode.rules.dense]
+    return rule(components.config, components.learner.model, components.recorder, on_update)
 
 
 @dataclass(slots=True)
@@ -104,28 +104,28 @@ class _InFlight:
 class OrderedRun:
     """Executes an order over a learner and a store."""
 
-    def __init__(self, parts: Parts) -> None:
-        sync = parts.config.sync
+    def __init__(self, components: Components) -> None:
+        sync = components.config.sync
         who = "the executor of a given order"
         refuse_unless_carried(sync.mode, CARRIES, who, fresh=bool(sync.fresh))
-        self._config = parts.config
-        self._feed = parts.feed
-        if not isinstance(parts.store, ShardedStore):
+        self._config = components.config
+        self._feed = components.feed
+        if not isinstance(components.store, ShardedStore):
             raise ValueError("an order is carried out on rows of this process; use --servers 0")
-        self._worker = parts.worker
-        self._store = parts.store
-        self._meter = parts.meter
-        self._fused = parts.fused
+        self._worker = components.worker
+        self._store = components.store
+        self._meter = components.meter
+        self._fused = components.fused
         self._has_fresh = bool(sync.fresh)
         # Fused, the batch of rank 0 is that of all ranks; what the others do is only written down.
-        self._ranks = range(1 if parts.fused else parts.config.sync.ranks)
-        self._team = Team(parts, open_rule)
+        self._ranks = range(1 if components.fused else components.config.sync.ranks)
+        self._team = Team(components, open_rule)
         self.rule = self._team.rule
         """The dense weights."""
         self._stages = [RankStages(rank, self._team) for rank in self._ranks]
         self._flying: dict[tuple[int, int], _InFlight] = {}
         self._took_effect: list[Event] = []
-        parts.recorder.listen(self._took_effect.append)
+        components.recorder.listen(self._took_effect.append)
         self._actions = self._dense_actions(self.rule) | {
             Kind.LOOKUP: self._read,
             Kind.REFRESH: self._read,

@@ -1,4 +1,4 @@
-"""The data and the parts of a run, on the engine that its config asks for."""
+"""The data and the components of a run, on the engine that its config asks for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
-from runtime.data.source import SharedSource, Source, loaded_elsewhere
+from runtime.data.source import LoadedElsewhere, SharedSource, Source
 from runtime.embedding.config import TableConfig
-from runtime.rank.parts import OpenRows, Parts, assemble, rows_here
+from runtime.rank.components import Components, OpenRows, assemble, rows_here
 
 if TYPE_CHECKING:
     from runtime.rank.doors import JoinedRank
@@ -83,8 +83,8 @@ def assemble_for(
     *,
     samples: int = 0,
     rank: JoinedRank | None = None,
-) -> Parts:
-    """Assemble the parts of a run, with the rows in this process or in servers of their own.
+) -> Components:
+    """Assemble the components of a run, with the rows in this process or in servers of their own.
 
     ``rank``: the rank that this process is; None: all are threads of this process.
     """
@@ -94,10 +94,11 @@ def assemble_for(
         open_rows = rank.open_rows
         config = replace(config, engine=replace(config.engine, device=rank.device))
     tables = config.tables_apart() | dict(tables or {})
-    parts = assemble(config, source, tables, samples=samples, open_rows=open_rows, process=rank)
+    components = assemble(
+        config, source, tables, samples=samples, open_rows=open_rows, process=rank
+    )
 
     # Loaders are waited for as long as the run goes on.
-    loaded = loaded_elsewhere(source)
-    if loaded is not None:
-        loaded.stop = parts.stop
-    return parts
+    if isinstance(source, LoadedElsewhere):
+        source.stop = components.stop
+    return components

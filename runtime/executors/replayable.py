@@ -16,7 +16,7 @@ from runtime.data.source import Source, differences
 from runtime.embedding.config import TableConfig
 from runtime.files import table_beside
 from runtime.models.imported import code_sha256
-from runtime.rank.parts import fresh_tables
+from runtime.rank.components import fresh_tables
 
 _REASONS = table_beside(__file__).items()
 DECIDES_NO_BYTE = {option: reason for reason, options in _REASONS for option in options}
@@ -66,7 +66,7 @@ def config_facts(config: TrainConfig) -> dict[str, Any]:
         "tau": config.sync.window,
         "merge_pushes": config.sync.merges,
         "batch_per_rank": config.batch_per_push // sharing,
-        "shards": config.engine.server_count,
+        "shards": config.engine.shard_count,
         **{
             name: list(value) if isinstance(value, tuple) else value
             for name, value in option_values(config)

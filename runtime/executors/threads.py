@@ -1,4 +1,4 @@
-"""The thread engine: every rank a few threads around the same stage functions.
+"""The concurrent executor: every rank a few threads around the same stage functions.
 
 In sync a rank is one thread that does all stages in turn; lookahead adds one that prefetches. In
 the other modes a rank is three: one fetches (load, lookup), one trains (forward, backward, dense),
@@ -27,8 +27,8 @@ from persia_sim.base.vocabulary import (
 )
 from runtime.config import TrainConfig
 from runtime.embedding.native.store import use_threads
+from runtime.rank.components import Components
 from runtime.rank.learner import enter_device
-from runtime.rank.parts import Parts
 from runtime.rank.progress import TRAINING
 from runtime.rank.stages import Fetched, ForwardedStages, LosePush, RankStages, Team
 from runtime.stop import RunStopped, Stop, Turns
@@ -40,14 +40,14 @@ CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
 class ConcurrentRun:
     """Trains with all ranks at once and measures what that does."""
 
-    def __init__(self, parts: Parts, *, lose_push: LosePush | None = None) -> None:
-        sync = parts.config.sync
+    def __init__(self, components: Components, *, lose_push: LosePush | None = None) -> None:
+        sync = components.config.sync
         refuse_unless_carried(sync.mode, CARRIES, "the concurrent executor", fresh=bool(sync.fresh))
-        self._config = parts.config
-        self._stop = parts.stop
-        self._device = str(parts.learner.device)
-        self._team = Team(parts, parts.process.open_rule, lose_push)
-        self._spans = parts.spans
+        self._config = components.config
+        self._stop = components.stop
+        self._device = str(components.learner.device)
+        self._team = Team(components, components.process.open_rule, lose_push)
+        self._spans = components.spans
         self.rule = self._team.rule
         """The dense weights."""
 

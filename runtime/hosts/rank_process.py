@@ -29,9 +29,9 @@ from runtime.hosts.launch.processes import Address
 from runtime.hosts.row_processes import RowProcesses, worker_of
 from runtime.hosts.wire.peers import at_port
 from runtime.hosts.wire.tls import named
+from runtime.rank.components import Components
 from runtime.rank.doors import JoinedRank
 from runtime.rank.feed import Feed
-from runtime.rank.parts import Parts
 from runtime.rank.progress import SpanRecorder
 from runtime.stop import PeerError, RunStopped, Stop
 
@@ -115,34 +115,39 @@ class GroupedRank(JoinedRank):
         (self._hosted if processes else self._closing).append(worker.store.close)
         return worker
 
-    def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
+    def open_rule(self, components: Components, on_update: OnUpdate) -> DenseRule:
         """The rule of the dense weights that the mode asks for."""
         # async serves weights by calls; all other modes meet as a group.
-        config = parts.config
-        learner = parts.learner
+        config = components.config
+        learner = components.learner
         group = self.group
-        group.attach(parts.stop)
+        group.attach(components.stop)
         if config.sync.mode.has_dense_server:
-            return self._async_rule(parts, on_update)
+            return self._async_rule(components, on_update)
         if self.leads and self.spans_hosts:
             print(_PLAIN_GRADIENTS, file=sys.stderr, flush=True)
 
         # Replicas that are averaged now and then, or one set of weights that all sum into.
         if config.sync.mode.averages_replicas:
             averaged = DistributedReplicas(
-                config, learner.model, parts.recorder, on_update, group=group, stop=parts.stop
+                config,
+                learner.model,
+                components.recorder,
+                on_update,
+                group=group,
+                stop=components.stop,
             )
             self._closing.append(averaged.close)
             return averaged
         return DistributedWeights(
             config,
             learner.model,
-            parts.recorder,
+            components.recorder,
             on_update,
             group=group,
             scale=learner.scale,
-            overlapped=parts.overlaps_dense_sync,
-            stop=parts.stop,
+            overlapped=components.overlaps_dense_sync,
+            stop=components.stop,
         )
 
     def begin_leg(self, prepare: Callable[[], None]) -> None:
@@ -161,11 +166,11 @@ class GroupedRank(JoinedRank):
         """Why any rank was asked to end the run; None: none was."""
         return next(filter(None, self.group.gather(f"leg {self._leg} by", why or "")), None)
 
-    def end_leg(self, parts: Parts) -> None:
+    def end_leg(self, components: Components) -> None:
         """End the leg at all ranks: all pushes of all ranks are closed when this returns."""
-        meter = parts.meter
-        learner = parts.learner
-        worker = parts.worker
+        meter = components.meter
+        learner = components.learner
+        worker = components.worker
         group = self.group
 
         # What this rank adds to the account of the run since the leg before.
@@ -175,11 +180,11 @@ class GroupedRank(JoinedRank):
             "lost": meter.pushes_lost - lost,
             "drew_unseeded": learner.drew_unseeded,
             "row_gradient_seen": worker.row_gradient_seen,
-            "seconds": [[*key, s] for key, s in parts.spans.seconds.items()],
-            "waited": [[*key, s] for key, s in parts.store.waited_s.items()],
+            "seconds": [[*key, s] for key, s in components.spans.seconds.items()],
+            "waited": [[*key, s] for key, s in components.store.waited_s.items()],
         }
-        if parts.config.engine.timeline:
-            self._gather_spans(parts.spans)
+        if components.config.engine.timeline:
+            self._gather_spans(components.spans)
 
         # All reports; nobody hands out batches of this leg any more.
         group.status = f"it has ended its leg after {meter.updates} updates"
@@ -197,10 +202,14 @@ class GroupedRank(JoinedRank):
                 meter.pushes_lost += other["lost"]
                 learner.drew_unseeded |= other["drew_unseeded"]
                 worker.row_gradient_seen |= other["row_gradient_seen"]
-                parts.spans.seconds |= {(rank, stage): s for rank, stage, s in other["seconds"]}
-                parts.store.waited_s |= {(rank, server): s for rank, server, s in other["waited"]}
-            if parts.config.sync.mode.has_barrier:  # all wait while this one evaluates
-                paused_s = parts.spans.paused_s
+                components.spans.seconds |= {
+                    (rank, stage): s for rank, stage, s in other["seconds"]
+                }
+                components.store.waited_s |= {
+                    (rank, server): s for rank, server, s in other["waited"]
+                }
+            if components.config.sync.mode.has_barrier:  # all wait while this one evaluates
+                paused_s = components.spans.paused_s
                 paused_s |= dict.fromkeys(range(group.ranks), paused_s.get(group.rank, 0.0))
         self._counted = (meter.batches_skipped, meter.pushes_lost)
 
@@ -242,17 +251,17 @@ class GroupedRank(JoinedRank):
             close()
         self.group.close()
 
-    def _async_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
+    def _async_rule(self, components: Components, on_update: OnUpdate) -> DenseRule:
         """The rule of async: rank 0 serves its dense weights, the others pull and push."""
         # Rank 0 has the weights, and listens for the others.
-        config = parts.config
-        model = parts.learner.model
+        config = components.config
+        model = components.learner.model
         address = None
         if self.leads:
-            rule = AsyncRule(config, model, parts.recorder, on_update)
+            rule = AsyncRule(config, model, components.recorder, on_update)
             at = named(at_port(self.group.address, 0), tls=config.engine.tls)
-            exchange = partial(parts.spans.exchange, pauses_s=parts.meter.pauses_s)
-            server = DenseServer(rule, parts.stop, at if self.spans_hosts else "", exchange)
+            exchange = partial(components.spans.exchange, pauses_s=components.meter.pauses_s)
+            server = DenseServer(rule, components.stop, at if self.spans_hosts else "", exchange)
             self._hosted.append(server.close)
             address = server.address
 
@@ -260,7 +269,7 @@ class GroupedRank(JoinedRank):
         address = self.shared("dense weights", address, config)
         if self.leads:
             return rule
-        remote = RemoteWeights(address, self.group.rank, model, parts.stop)
+        remote = RemoteWeights(address, self.group.rank, model, components.stop)
         self._closing.append(remote.close)
         return remote
 

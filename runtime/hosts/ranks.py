@@ -145,12 +145,14 @@ def follow(config: TrainConfig, rank: GroupedRank, ending: Ending | None = None)
             config, engine=replace(config.engine, trace_order=start_facts["trace_order"])
         )
 
-        # The same parts as at rank 0, over this rank's batches.
+        # The same components as at rank 0, over this rank's batches.
         samples = start.state.samples if start else 0
-        parts = assemble_for(config, source, samples=samples, rank=rank)
+        components = assemble_for(config, source, samples=samples, rank=rank)
         saving = Saving(start=start, ending=ending)
-        with parts.stop.explained():
-            training = Training(parts, trace_meta(config, source, parts.store.tables), saving)
+        with components.stop.explained():
+            training = Training(
+                components, trace_meta(config, source, components.store.tables), saving
+            )
 
             # Train leg by leg until rank 0 ends it; a run that was asked to end says so there.
             training.begin(None, None)

@@ -30,7 +30,7 @@ from runtime.hosts.pooling.remote_worker import RemoteWorker, RemoteWorkerStore,
 from runtime.hosts.rows.client import ServerClient
 from runtime.hosts.rows.connections import named_ranks
 from runtime.hosts.rows.remote_store import RemoteStore
-from runtime.rank.parts import fresh_tables, server_rules
+from runtime.rank.components import fresh_tables, server_rules
 from runtime.stop import Stop
 
 CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES

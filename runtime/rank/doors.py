@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from runtime.dense.rules import DenseRule, OnUpdate
     from runtime.embedding.config import TableConfig
     from runtime.embedding.worker import EmbeddingWorker
+    from runtime.rank.components import Components
     from runtime.rank.feed import Feed
-    from runtime.rank.parts import Parts
     from runtime.stop import Stop
 
 __all__ = ["EmbeddingStore", "JoinedRank", "Launcher", "RankProcess", "Source"]
@@ -38,7 +38,7 @@ class RankProcess(Protocol):
     ranks: Sequence[int]
     """Ranks that live here."""
 
-    def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
+    def open_rule(self, components: Components, on_update: OnUpdate) -> DenseRule:
         """The rule of the dense weights that the mode asks for; ``on_update`` matters where
         it leads."""
         ...
@@ -56,7 +56,7 @@ class RankProcess(Protocol):
         """Why any process was asked to end the run; None: nobody was."""
         ...
 
-    def end_leg(self, parts: Parts) -> None:
+    def end_leg(self, components: Components) -> None:
         """Return when all processes have ended the leg; what they have left out is counted where it
         leads."""
         ...

@@ -21,8 +21,8 @@ from runtime.data.batch import Batch
 from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints
 from runtime.data.negatives import Negatives
 from runtime.data.source import (
+    LoadedElsewhere,
     Source,
-    loaded_elsewhere,
     rebatch,
     share,
     shuffled,
@@ -138,8 +138,7 @@ def training_stream(
     # With `match=global` a step of the stream is one batch for every rank; else a batch is an
     # update.
     parts = 1 if config.batch_per_push == config.batch else config.sync.ranks
-    loaded = loaded_elsewhere(source)
-    passed = None if loaded is None else loaded.passed
+    passed = source.passed if isinstance(source, LoadedElsewhere) else None
     steps = 0
 
     # Each pass reads the training part anew, in an order of its own where it is shuffled.
@@ -228,7 +227,7 @@ class Work(NamedTuple):
     """Samples of the whole dense update: the rank's loss is a share of their mean."""
 
 
-Part = Batch | Callable[[], Batch]
+Share = Batch | Callable[[], Batch]
 """What a rank trains in a step; of a stream of names, what waits for the samples."""
 
 
@@ -284,7 +283,7 @@ class Feed:
         self._error: BaseException | None = None  # of the stream, which has ended so
 
         # How far the stream is read, and how far its batches are promised to ranks.
-        self._parts: dict[tuple[int, int], tuple[Part, int, int]] = {}
+        self._untaken: dict[tuple[int, int], tuple[Share, int, int]] = {}
         self._read = self._promised = self.first = first
         self._end: int | None = None
         self._ends_now: Callable[[], bool] = lambda: False
@@ -393,9 +392,9 @@ class Feed:
         # A rank that is far ahead of the others waits: their batches are kept meanwhile.
         most = MAX_DRIFT_STEPS * len(self._local_ranks)
         with self._changed:
-            if number >= self._read and len(self._parts) >= most:
+            if number >= self._read and len(self._untaken) >= most:
                 self._changed.wait_until(
-                    lambda: number < self._read or len(self._parts) < most,
+                    lambda: number < self._read or len(self._untaken) < most,
                     self._stop,
                     lambda: (
                         f"rank {rank} is {MAX_DRIFT_STEPS} steps ahead of the others at step {step}"
@@ -409,13 +408,13 @@ class Feed:
         # Take it out; where samples are asked for by name, those of later steps are asked for now.
         with self._changed:
             self._changed.notify_all()
-            part, first, step_samples = self._parts.pop((rank, step))
+            own, first, step_samples = self._untaken.pop((rank, step))
             begins = self._lacks(self._promised + self._ahead // 2 - 1) and not self._reads_ahead
             self._reads_ahead |= begins
         if begins:
             threading.Thread(target=self._read_ahead, name="feed", daemon=True).start()
         with self._stop.working():
-            batch = part if isinstance(part, Batch) else part()
+            batch = own if isinstance(own, Batch) else own()
         if self._negatives is None:
             return Work(batch, step_samples)
         drawn_beside = self._negatives.beside(batch, number, first)
@@ -465,11 +464,11 @@ class Feed:
             self._changed.notify_all()
 
         # With the lock again, hand the shares out; None was the end of the stream.
-        self._parts |= requested
+        self._untaken |= requested
         self._ended = batch is None
         self._read += batch is not None
 
-    def _requested(self, batch: Batch) -> dict[tuple[int, int], tuple[Part, int, int]]:
+    def _requested(self, batch: Batch) -> dict[tuple[int, int], tuple[Share, int, int]]:
         """By rank and step, what ranks here train of the next batch; asked for, where these are
         names."""
         # In barrier modes every rank has a share of the batch, in async it is one rank's.
@@ -487,11 +486,11 @@ class Feed:
         trained = self._trained
         if trained is not None and self._asks is None:
             trained.note(self._read, batch, self._promised)
-        result: dict[tuple[int, int], tuple[Part, int, int]] = {}
+        result: dict[tuple[int, int], tuple[Share, int, int]] = {}
         for rank in shares.keys() & self._local_ranks:
-            part: Part = shares[rank]
+            own: Share = shares[rank]
             if self._asks is not None:
                 ask = self._asks(shares[rank])
-                part = ask if trained is None else trained.noting(ask)
-            result[rank, step] = part, firsts[rank], samples
+                own = ask if trained is None else trained.noting(ask)
+            result[rank, step] = own, firsts[rank], samples
         return result

@@ -14,7 +14,7 @@ from torch import nn
 
 from persia_sim.base.chrome import Moment, Span
 from persia_sim.base.vocabulary import Stage
-from runtime.dense.rules import is_known
+from runtime.dense.rules import AwaitedLoss, is_known
 from runtime.rank.feed import StepEnds
 
 Snapshot = Callable[[], nn.Module]
@@ -150,7 +150,7 @@ class Meter:
         while self._unread and (len(self._unread) > unread or is_known(self._unread[0][0])):
             loss, samples = self._unread.popleft()
             self._note_loss(float(loss))
-            known_s = getattr(loss, "known_s", None)
+            known_s = loss.known_s if isinstance(loss, AwaitedLoss) else None
             at_s = time.perf_counter() if known_s is None else known_s
             over_s, began_s = self._paused
             if began_s is not None:  # what a pause waits for was known when it began

@@ -1,5 +1,5 @@
 """The stages of one rank's batches, and what ranks share meanwhile; which thread does a stage, and
-when, is the engine's matter."""
+when, is the executor's matter."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
 from runtime.embedding.batch_rows import Handle, RankPush, VectorGradients
 from runtime.embedding.store import Lease
 from runtime.embedding.worker import LeasedRows
+from runtime.rank.components import Components
 from runtime.rank.learner import Gradients, StageSpan
-from runtime.rank.parts import Parts
 from runtime.rank.staging import Staged
 from runtime.stop import Stop, Turns
 
@@ -42,26 +42,26 @@ class Computed(NamedTuple):
 
 
 class RankStages:
-    """What one rank does with a batch. Latency is the engine's: nothing here travels.
+    """What one rank does with a batch. Latency is the executor's: nothing here travels.
 
     `load`, `stage` and `compute` are those of every executor; the others wait as threads do.
     """
 
     def __init__(self, rank: int, team: Team) -> None:
-        parts = team.parts
+        components = team.components
         self._rank = rank
         self._team = team
         self._rule = team.rule
-        self._mode = parts.config.sync.mode
+        self._mode = components.config.sync.mode
         self._has_barrier = self._mode.has_barrier
-        self._learner = parts.learner
-        self._worker = parts.worker
-        self._store = parts.store
-        self._meter = parts.meter
-        self._feed = parts.feed
-        self._spans = parts.spans
-        self._stop = parts.stop
-        self.answers_later = parts.store.answers_later
+        self._learner = components.learner
+        self._worker = components.worker
+        self._store = components.store
+        self._meter = components.meter
+        self._feed = components.feed
+        self._spans = components.spans
+        self._stop = components.stop
+        self.answers_later = components.store.answers_later
         """Whether what is asked for travels."""
 
     def load(self, step: int) -> Fetched | None:
@@ -240,7 +240,7 @@ class ForwardedStages(RankStages):
 
 LosePush = Callable[[int, int], bool]
 """Injects faults: whether the push of (rank, step) is lost on its way."""
-OpenRule = Callable[[Parts, OnUpdate], DenseRule]
+OpenRule = Callable[[Components, OnUpdate], DenseRule]
 """Opens the rule of the dense weights that the mode asks for, for who carries it out."""
 
 
@@ -248,25 +248,27 @@ class Team:
     """Shared by the ranks of one process."""
 
     def __init__(
-        self, parts: Parts, open_rule: OpenRule, lose_push: LosePush | None = None
+        self, components: Components, open_rule: OpenRule, lose_push: LosePush | None = None
     ) -> None:
-        config = parts.config
-        self.parts = parts
+        config = components.config
+        self.components = components
         self.lose_push = lose_push
-        self._store = parts.store
-        self._meter = parts.meter
-        self.ranks = parts.process.ranks
+        self._store = components.store
+        self._meter = components.meter
+        self.ranks = components.process.ranks
         """Ranks of this process."""
         self._telling = threading.Lock()
         self._updates = 0
-        self.rule = open_rule(parts, self._note_update)
+        self.rule = open_rule(components, self._note_update)
 
         # Without a bound on batches in flight there are no permits to wait for, or to give back.
         sync = config.sync
         self.permits: Permits | None = None
         if sync.permits is not None:
-            self.permits = Permits(sync.ranks, sync.permits, parts.store.shards, parts.stop)
-            parts.store.on_closed(self.permits.give_back)
+            self.permits = Permits(
+                sync.ranks, sync.permits, components.store.shards, components.stop
+            )
+            components.store.on_closed(self.permits.give_back)
         self.copies = self._open_copies()
 
     def begin_leg(self) -> list[int]:
@@ -274,37 +276,41 @@ class Team:
 
         Nothing is on lease any more: the servers have all that the copies had.
         """
-        parts = self.parts
-        self._updates = parts.meter.updates
-        first = parts.feed.first_steps()
-        parts.store.note_leg(first)
-        parts.process.begin_leg(lambda: parts.store.begin_leg(first))
+        components = self.components
+        self._updates = components.meter.updates
+        first = components.feed.first_steps()
+        components.store.note_leg(first)
+        components.process.begin_leg(lambda: components.store.begin_leg(first))
         self.copies = self._open_copies()
         if self.copies is not None:
-            self.copies.begin_leg_behind(first, parts.store.server_counters())
+            self.copies.begin_leg_behind(first, components.store.server_counters())
         return first
 
     def end_leg(self) -> None:
         """Return when nothing of any rank is in flight."""
-        self.parts.store.drain()
-        self.parts.meter.settle()
+        self.components.store.drain()
+        self.components.meter.settle()
         self.rule.end_leg()
-        self.parts.process.end_leg(self.parts)
+        self.components.process.end_leg(self.components)
 
     def _open_copies(self) -> LeasedRows | None:
-        config = self.parts.config
-        parts = self.parts
+        config = self.components.config
+        components = self.components
         if config.sync.lookahead != "forwarded":
             return None
         return LeasedRows(
-            parts.store, config.sync.ranks, config.sync.ahead, parts.recorder, parts.stop
+            components.store,
+            config.sync.ranks,
+            config.sync.ahead,
+            components.recorder,
+            components.stop,
         )
 
     def _note_update(self, loss: SupportsFloat, samples: int) -> None:
         """A snapshot may be evaluated here: rows are held, and the dense weights stand still."""
         meter = self._meter
         store = self._store
-        with self._telling, self.parts.stop.working():
+        with self._telling, self.components.stop.working():
             self._updates += 1
             if not meter.evaluates_at(self._updates, samples):
                 return meter.update(self._updates, samples, loss, self.rule.snapshot)

@@ -27,8 +27,8 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Pooling
 from runtime.embedding.native.store import NativeStore, use_threads
 from runtime.embedding.server import READ
+from runtime.rank.components import assemble
 from runtime.rank.learner import Gradients, Learner
-from runtime.rank.parts import assemble
 from runtime.rank.staging import Staged, StreamStaging, open_staging
 from runtime.run.folder import environment
 from runtime.run.laws import (
@@ -201,9 +201,9 @@ def _in_a_run(config: TrainConfig, source: Source, batch: int) -> _Run:
         batch=batch,
         steps=steps,
     )
-    parts = assemble(config, drawn)
-    with closing(parts):
-        spans = timed_run(parts)
+    components = assemble(config, drawn)
+    with closing(components):
+        spans = timed_run(components)
     first = steps // 3
     by_cpu = config.engine.threads == 1
     times = measured_stages(spans, first, prefetches=False)

@@ -34,7 +34,7 @@ def reporting(training: Training, total: int | None = None) -> Iterator[None]:
 
     # Only the leading rank counts the samples of all.
     def report() -> None:
-        meter = training.parts.meter
+        meter = training.components.meter
         counted = {"samples": meter.samples, "total": total} if training.leads else {}
         os.write(pipe, json.dumps({"trains": True, **counted}).encode() + b"\n")
 

@@ -305,7 +305,7 @@ def going_on(
     # An order is of one number of ranks and shards.
     engine = config.engine
     facts = start.state.facts
-    same = (facts["ranks"], facts["shards"]) == (config.sync.ranks, engine.server_count)
+    same = (facts["ranks"], facts["shards"]) == (config.sync.ranks, engine.shard_count)
     if engine.trace_order and not same:
         on_warning("a trace is of one number of ranks and shards: trace.npz begins where this does")
     return start

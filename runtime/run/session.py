@@ -1,6 +1,6 @@
 """One training run from its config to its figures: the whole story in one readable function.
 
-`train` puts the parts of a run together (`runtime.rank.parts`), trains them and judges the model
+`train` puts a run together (`runtime.rank.components`), trains it and judges the model
 (`runtime.run.evaluate`, `scores`). Training goes leg by leg, with a checkpoint between two legs
 (`runtime.run.training`, `saver`); a leg is the work of an executor:
 `runtime.executors.constant_lag`, where one thread does all in turn, or `runtime.executors.threads`.
@@ -44,7 +44,7 @@ from runtime.executors.replayable import (
 from runtime.files import digest_of
 from runtime.object_store import address_of
 from runtime.process import flushing_denormals
-from runtime.rank.parts import FUSED, Parts
+from runtime.rank.components import FUSED, Components
 from runtime.rank.progress import OnFigures, SpanRecorder, bound_by
 from runtime.run.evaluate import (
     Evaluation,
@@ -166,14 +166,21 @@ def train(
             origin = find_checkpoint(config.warm_start, saving.on_warning)
 
         # Put together, trained and evaluated; what was opened is closed if anything fails.
-        parts = assemble_for(config, source, tables, samples=samples, rank=rank)
+        components = assemble_for(config, source, tables, samples=samples, rank=rank)
         try:
-            with parts.stop.explained():
+            with components.stop.explained():
                 return _train_and_evaluate(
-                    parts, source, saving, origin, on_samples, on_figures, on_snapshot, on_begin
+                    components,
+                    source,
+                    saving,
+                    origin,
+                    on_samples,
+                    on_figures,
+                    on_snapshot,
+                    on_begin,
                 )
         except BaseException:
-            parts.close()
+            components.close()
             raise
 
 
@@ -187,7 +194,7 @@ def _score_to_stop_by(evaluated: Evaluation) -> float:
 
 
 def _train_and_evaluate(
-    parts: Parts,
+    components: Components,
     source: Source,
     saving: Saving,
     origin: Checkpoint | None,
@@ -198,28 +205,28 @@ def _train_and_evaluate(
 ) -> Outcome:
     """Train what was assembled, evaluate it, and tell all about it."""
     # What the run is: its facts, its order if one is given, and what trained it before.
-    config = parts.config
+    config = components.config
     held_out = HeldOut(source, config.evaluation.test_rows, config.evaluation.eval_split)
     curve: list[CurvePoint] = []
-    meta = trace_meta(config, source, parts.store.tables)
-    if parts.fused:
+    meta = trace_meta(config, source, components.store.tables)
+    if components.fused:
         meta[FUSED] = True
     known = None if saving.start is None else saving.start.state.facts.get(ORIGIN)
     meta[ORIGIN] = known if origin is None else digest_of(origin.folder / STATE)
     recorded = _recorded_order(config, meta)
-    with parts.stop.working():
+    with components.stop.working():
         line = _line_of(config, held_out, saving, origin)
 
     # Everything is put together, and the state of a checkpoint is taken over.
     keep_best = config.checkpoint.keep_best or ""
-    _refuse_other_best(keep_best, parts.learner.layout)
-    training = Training(parts, meta, saving, origin, line)
+    _refuse_other_best(keep_best, components.learner.layout)
+    training = Training(components, meta, saving, origin, line)
     history = training.history
-    rule = training.engine.rule
+    rule = training.executor.rule
 
     # Called on the way: evaluate rows as they are, note the score, add a point to the curve.
     def snapshot(updates: int, samples: int, model: nn.Module) -> None:
-        evaluated = evaluate(parts.learner, model, parts.worker, held_out)
+        evaluated = evaluate(components.learner, model, components.worker, held_out)
         if history.first_warnings is None:
             history.first_warnings = [f"after {updates} updates: {w}" for w in evaluated.warnings]
         point = CurvePoint(updates, samples, evaluated)
@@ -233,18 +240,18 @@ def _train_and_evaluate(
 
     # Called before a checkpoint where the best one is kept: the score that decides which it is.
     def judge(model: nn.Module) -> float:
-        evaluated = evaluate(parts.learner, model, parts.worker, held_out)
+        evaluated = evaluate(components.learner, model, components.worker, held_out)
         return float(getattr(next(iter(evaluated.tasks.values())), keep_best))
 
     # Test data that cannot be read end the run now, not behind its training.
-    with parts.stop.working():
+    with components.stop.working():
         held_out.read_first()
 
     # Train: the order of a trace, or leg by leg until the data or somebody ends it.
     on_begin()
     training.begin(snapshot, on_samples, on_figures, judge if keep_best else None)
-    if isinstance(training.engine, OrderedRun) and recorded is not None:
-        training.engine.run(recorded)
+    if isinstance(training.executor, OrderedRun) and recorded is not None:
+        training.executor.run(recorded)
     else:
         saving.ending.at_once = False  # from now on a signal ends the step that is under way
         with saving.listening(), reporting(training, total_samples(config, source)):
@@ -255,12 +262,12 @@ def _train_and_evaluate(
     # What was late is applied; the last checkpoint is on the disk.
     rule.drain()
     wall_s = training.wall_s()
-    if not parts.meter.samples:
+    if not components.meter.samples:
         raise ValueError(
             f"data set {config.data.name} gave no training sample; is its split right?"
         )
     if recorded is not None:
-        refuse_cut_short(recorded, parts.meter.updates)
+        refuse_cut_short(recorded, components.meter.updates)
         meta["tau"] = recorded.meta.get("tau")
     if training.saver is not None:
         training.saver.wait()  # a server that dies while it is evaluated comes back with all of it
@@ -316,31 +323,31 @@ def _outcome(
 ) -> Outcome:
     """All about a run that has trained, and its last evaluation."""
     # The last evaluation, all pushes applied, with what makes it doubtful.
-    parts = training.parts
-    model = training.engine.rule.snapshot()
-    meter = parts.meter
-    spans = parts.spans
-    final = evaluate(parts.learner, model, parts.worker, held_out)
+    components = training.components
+    model = training.executor.rule.snapshot()
+    meter = components.meter
+    spans = components.spans
+    final = evaluate(components.learner, model, components.worker, held_out)
     warnings = [*_judged_by_trained(training, line, held_out), *_warnings(training, final)]
 
     # The whole order: what ranks and servers have recorded, merged.
     facts = training.facts | {"updates": meter.updates}
     if not training.is_whole:
         facts["not_replayable"] = "an embedding server has died and lost its part of the order"
-    recorded_by_servers = parts.store.recorded() if training.is_whole else []
-    trace = merged_trace(parts.recorder.finish(**facts), recorded_by_servers)
-    bound = bound_by(spans.seconds, parts.store.waited_s, spans.paused_s)
+    recorded_by_servers = components.store.recorded() if training.is_whole else []
+    trace = merged_trace(components.recorder.finish(**facts), recorded_by_servers)
+    bound = bound_by(spans.seconds, components.store.waited_s, spans.paused_s)
     return Outcome(
         final=final,
         curve=curve,
         trace=trace,
         staleness=training.staleness(trace),
         staleness_of_fresh_tables=training.staleness_of_fresh_tables(trace),
-        store=parts.store,
+        store=components.store,
         model=model,
         spans=spans,
         # A GPU works on when its stages have been launched: the spans do not say what it does.
-        bound_by=bound if parts.learner.device.type == "cpu" else "",
+        bound_by=bound if components.learner.device.type == "cpu" else "",
         warnings=warnings,
         losses=meter.losses,
         figures=training.figures(wall_s),
@@ -350,8 +357,8 @@ def _outcome(
 def _judged_by_trained(training: Training, line: RunLineage, held_out: HeldOut) -> list[str]:
     """Warnings where rows that judge stand in what was trained on, too (in files of a split by
     files, or twice in one), and where nobody knows."""
-    feed = training.parts.feed
-    samples = training.parts.meter.samples
+    feed = training.components.feed
+    samples = training.components.meter.samples
     trained = line.trained(samples, feed.trained_rows(), in_part=feed.notes_a_share)
     overlap = overlap_with(trained, held_out)
     if not overlap.trained:
@@ -370,7 +377,7 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
     saver = training.saver
     why = saving.ending.why
     written = saver is not None and saver.wait()
-    if not training.parts.meter.samples:
+    if not training.components.meter.samples:
         return Interrupted(
             f"interrupted by {why} before its first step: nothing was trained yet,"
             " so there is nothing to go on from; start it anew",
@@ -404,16 +411,16 @@ def _interrupted(training: Training, saving: Saving) -> Exception:
 def _warnings(training: Training, final: Evaluation) -> list[str]:
     """Why the figures may mean nothing; what makes the order one that cannot be replayed is
     written into the run's facts, too."""
-    parts = training.parts
+    components = training.components
     facts = training.facts
-    config = parts.config
-    alone = parts.process.alone
+    config = components.config
+    alone = components.process.alone
     early = training.history.first_warnings or []
     warnings = [w for w in early if w.partition(": ")[2] not in final.warnings] + final.warnings
-    is_ring = config.sync.mode.has_barrier and not gathers(config, parts.learner.model)
+    is_ring = config.sync.mode.has_barrier and not gathers(config, components.learner.model)
     if is_ring and not alone:
         facts.setdefault("not_replayable", _RING)
-    if parts.learner.drew_unseeded:
+    if components.learner.drew_unseeded:
         facts["not_replayable"] = _UNSEEDED.format(config.model.name)
         warnings.append(f"this run cannot be repeated: {facts['not_replayable']}")
     if training.failover is not None:

@@ -24,7 +24,7 @@ from runtime.data.batch import Batch
 from runtime.data.source import Part, Source
 from runtime.embedding.server import READ, REFRESH, UPDATE
 from runtime.executors.threads import ConcurrentRun
-from runtime.rank.parts import Parts
+from runtime.rank.components import Components
 from runtime.rank.progress import SpanRecorder
 
 
@@ -253,13 +253,13 @@ class Drawn:
         return iter(self._chunks) if part == "train" else self._source.chunks(part)
 
 
-def timed_run(parts: Parts) -> list[TimedSpan]:
+def timed_run(components: Components) -> list[TimedSpan]:
     """Train and return all spans."""
     spans = TimedSpans()
-    parts = replace(parts, spans=spans)
-    cast(Any, parts.store).record_spans(spans.span)
-    parts.meter.start()
-    ConcurrentRun(parts).run()
+    components = replace(components, spans=spans)
+    cast(Any, components.store).record_spans(spans.span)
+    components.meter.start()
+    ConcurrentRun(components).run()
     return spans.timed
 
 

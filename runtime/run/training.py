@@ -1,4 +1,4 @@
-"""A run under way: its parts, who executes it, its legs, and what is written down between two."""
+"""A run under way: its components and executor, its legs, and what is written down between two."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from runtime.executors.given_order import OrderedRun
 from runtime.executors.merge_recordings import merged_trace
 from runtime.executors.replayable import other_facts
 from runtime.executors.threads import ConcurrentRun
-from runtime.rank.parts import Parts, server_rules
+from runtime.rank.components import Components, server_rules
 from runtime.rank.progress import Evaluate, OnFigures
 from runtime.run.figures import Figures, History
 from runtime.run.folder import plain
@@ -40,18 +40,18 @@ Judge = Callable[[nn.Module], float]
 """The score of the weights given and the rows as they are."""
 
 
-def open_executor(parts: Parts) -> ConcurrentRun | ConstantLagRun | OrderedRun:
+def open_executor(components: Components) -> ConcurrentRun | ConstantLagRun | OrderedRun:
     """Who trains the batches: threads, the loop of a constant lag, or a given order of events.
 
     Replay has its order from a trace; in async the constant lag is an order of events, too.
     """
-    if parts.config.engine.executor == "concurrent":
-        return ConcurrentRun(parts)
-    is_lag = parts.config.engine.executor == "constant_lag"
-    sync = parts.config.sync
+    if components.config.engine.executor == "concurrent":
+        return ConcurrentRun(components)
+    is_lag = components.config.engine.executor == "constant_lag"
+    sync = components.config.sync
     if is_lag and sync.mode.rules_with(bool(sync.fresh)) in CARRIES:
-        return ConstantLagRun(parts)
-    return OrderedRun(parts)
+        return ConstantLagRun(components)
+    return OrderedRun(components)
 
 
 INITIAL_ROWS = "initial_rows"
@@ -59,11 +59,11 @@ INITIAL_ROWS = "initial_rows"
 
 
 class Training:
-    """From assembled parts, fresh or as a checkpoint has them, to the end of the data."""
+    """From assembled components, fresh or as a checkpoint has them, to the end of the data."""
 
     def __init__(
         self,
-        parts: Parts,
+        components: Components,
         facts: dict[str, Any],
         saving: Saving | None = None,
         origin: Checkpoint | None = None,
@@ -72,54 +72,56 @@ class Training:
         """``facts`` are those of `trace_meta`; ``saving`` says what is gone on from, ``origin``
         whose rows and weights a new run begins with, ``line`` who knows what trained that."""
         # What is gone on from, and the history that the summary goes on telling.
-        config = parts.config
+        config = components.config
         saving = saving or Saving()
         start = self._start = saving.start
-        self.parts = parts
+        self.components = components
         self.facts = facts
         self._saving = saving
         self._line = line or RunLineage(None, config, "")
-        self.leads = parts.process.leads
+        self.leads = components.process.leads
         """Whether this process evaluates and saves, for all."""
         self.history = (
             parse(History, start.state.history, f"{start.folder}: history") if start else History()
         )
 
         # Staleness is counted on the way where no order is kept.
-        self._rules = server_rules(config, parts.store.layout, parts.store.tables.values())
+        self._rules = server_rules(
+            config, components.store.layout, components.store.tables.values()
+        )
         self._counter = StalenessCounter(config.sync.mode, config.sync.ranks)
-        if not parts.recorder.keeps:
-            parts.recorder.listen(self._counter.note)
-        parts.store.run_folder = saving.run
+        if not components.recorder.keeps:
+            components.recorder.listen(self._counter.note)
+        components.store.run_folder = saving.run
         if saving.run is not None and config.checkpoint.at_end:
-            ensure_seen(parts.store, saving.run)
+            ensure_seen(components.store, saving.run)
 
         # Weights first, from a checkpoint or from another model: the executor copies them for its
         # ranks.
         dense = start.dense() if start else None
         if start is not None and dense is not None:
             with _naming(start.folder / DENSE):
-                load_model(parts.learner.model, dense)
-        by_file = any(table.initial_file for table in parts.store.tables.values())
+                load_model(components.learner.model, dense)
+        by_file = any(table.initial_file for table in components.store.tables.values())
         self._is_warm = origin is not None or by_file
         if by_file and origin is not None:
             raise Refused("warm_start", "and a file of initial rows both say where rows begin")
         if by_file and start is not None:
             self.facts[INITIAL_ROWS] = start.state.facts.get(INITIAL_ROWS)
         elif by_file and self.leads and self._line.source is not None:
-            run = saving.run if parts.store.answers_later else None
-            self.facts[INITIAL_ROWS] = begin_with_files(parts.store, self._line.source, run)
+            run = saving.run if components.store.answers_later else None
+            self.facts[INITIAL_ROWS] = begin_with_files(components.store, self._line.source, run)
         if origin is not None:
             self._begin_with(origin)
         if start is not None and self.leads:
-            parts.feed.resume(start.sketches()[0])
+            components.feed.resume(start.sketches()[0])
 
         # Then the executor, and what it and its optimisers had.
-        self.engine = open_executor(parts)
+        self.executor = open_executor(components)
         if start is not None and dense is not None:
             self._go_on(start)
             with _naming(start.folder / DENSE):
-                self.engine.rule.load_state_dict(dense)
+                self.executor.rule.load_state_dict(dense)
                 load_generators(dense)
 
         # Who writes checkpoints, and brings a dead server back.
@@ -143,11 +145,11 @@ class Training:
         """The first sample is about to be read; ``judge`` gives the score of each checkpoint."""
         # The meter counts on from the checkpoint, and evaluates on the way where this one leads.
         self._judge = judge
-        parts = self.parts
+        components = self.components
         self._began_s = time.perf_counter()
-        every = parts.config.evaluation.evaluate_every_steps if self.leads else None
-        ends = parts.feed.ends
-        parts.meter.start(
+        every = components.config.evaluation.evaluate_every_steps if self.leads else None
+        ends = components.feed.ends
+        components.meter.start(
             every=every,
             evaluate=evaluate,
             on_samples=on_samples,
@@ -155,14 +157,14 @@ class Training:
             ends=ends,
         )
         if self._start is not None:
-            parts.meter.load_state_dict(self._start.state.meter)
+            components.meter.load_state_dict(self._start.state.meter)
             if not self.leads:  # these are counted already, where they are told
-                parts.meter.batches_skipped = parts.meter.pushes_lost = 0
+                components.meter.batches_skipped = components.meter.pushes_lost = 0
 
         # In modes that read late rows a server that dies may come back with those of a checkpoint.
-        if parts.config.sync.mode.reads_late_rows:
+        if components.config.sync.mode.reads_late_rows:
             self.failover = RunFailover(
-                parts.store, self._rules, self._saving.run, warm=self._is_warm
+                components.store, self._rules, self._saving.run, warm=self._is_warm
             )
             self._note_cut()
             self.failover.allow(self._saving.on_warning)
@@ -173,13 +175,13 @@ class Training:
         If not, somebody has asked the run to end. When this returns nothing is in flight, and the
         last checkpoint may still be on its way to the disk.
         """
-        parts = self.parts
+        components = self.components
         try:
             while True:
                 # Train to the next cut; nothing is in flight there.
                 self._open_leg()
-                self.engine.run()
-                with parts.meter.pause():
+                self.executor.run()
+                with components.meter.pause():
                     drained_s = time.perf_counter()
                     at_end, asked = self._end_leg()
                 if at_end or asked:
@@ -194,40 +196,40 @@ class Training:
     def _end_leg(self) -> tuple[bool, str | None]:
         """Between two legs: save the run where a checkpoint is due; whether all data is trained,
         and why the run is to end if it is."""
-        parts = self.parts
+        components = self.components
         ending = self._saving.ending
-        at_end = parts.feed.is_at_the_end()
+        at_end = components.feed.is_at_the_end()
         self._note_cut()
         # Read once: who is asked behind this ends the next leg, with all the other ranks.
-        asked = parts.process.ended_by(ending.why)
+        asked = components.process.ended_by(ending.why)
         ending.why = asked or ending.why  # at every rank the same, whoever else was asked
         at_end = at_end or asked == ENOUGH
 
         # Save at cuts that a checkpoint is due at, and at the end where it is asked for.
-        due = asked not in (None, ENOUGH) or parts.config.checkpoint.at_end
-        if self.saver is not None and parts.meter.samples and due:
+        due = asked not in (None, ENOUGH) or components.config.checkpoint.at_end
+        if self.saver is not None and components.meter.samples and due:
             self._score = self._judged(ends=asked not in (None, ENOUGH))
-            self.saver.save(parts.meter.samples, self.take)
+            self.saver.save(components.meter.samples, self.take)
         return at_end, asked
 
     def _open_leg(self) -> None:
         """Up to its cut: those by steps are the same in every run of a config. When the time is
         over, or somebody asks the run to end, a leg ends as soon as it can."""
-        parts = self.parts
+        components = self.components
         ending = self._saving.ending
-        every_s = parts.config.checkpoint.every_s
+        every_s = components.config.checkpoint.every_s
         ends = []
         for steps in self._cuts_every_steps():
-            batches = steps * parts.config.dense_updates_per_step
-            ends.append((parts.feed.next_number // batches + 1) * batches)
+            batches = steps * components.config.dense_updates_per_step
+            ends.append((components.feed.next_number // batches + 1) * batches)
         end = min(ends, default=None)
         ending.leg_ends_at_s = time.monotonic() + (every_s or math.inf)
-        parts.process.open_leg(parts.feed, end, ending.ends_leg)
+        components.process.open_leg(components.feed, end, ending.ends_leg)
 
     def _cuts_every_steps(self) -> list[int]:
         """Steps from a cut to the next: those of checkpoints, and where the best one is to stay
         those of evaluations on the way, so that it can be the best of them all."""
-        config = self.parts.config
+        config = self.components.config
         every = [config.checkpoint.every_steps]
         if config.checkpoint.keep_best is not None:
             every.append(config.evaluation.evaluate_every_steps)
@@ -238,9 +240,9 @@ class Training:
         that wait (a dense lag). After a signal there is no time for it."""
         if self._judge is None or ends:
             return None
-        config = self.parts.config
-        rule = self.engine.rule
-        with self.parts.stop.working():
+        config = self.components.config
+        rule = self.executor.rule
+        with self.components.stop.working():
             model = rule.snapshot()
             state = rule.state_dict() if config.sync.dense_lag else None
             if state:
@@ -265,9 +267,9 @@ class Training:
     def _note_cut(self) -> None:
         """Here a server that dies may go on."""
         if self.failover is not None:
-            feed = self.parts.feed
+            feed = self.components.feed
             steps = feed.first_steps(feed.next_number)
-            self.failover.note_cut(self.parts.meter.samples, steps)
+            self.failover.note_cut(self.components.meter.samples, steps)
 
     @property
     def is_whole(self) -> bool:
@@ -277,11 +279,11 @@ class Training:
     def figures(self, wall_s: float) -> Figures:
         """What has been counted so far, in so many seconds."""
         # Counted by the meter, by the history over all resumes, and by the servers.
-        parts = self.parts
-        meter = self.parts.meter
+        components = self.components
+        meter = self.components.meter
         history = self.history
-        counts = parts.store.counters
-        servers = parts.store.statuses()
+        counts = components.store.counters
+        servers = components.store.statuses()
         of_meter = (
             "samples",
             "steps",
@@ -307,11 +309,12 @@ class Training:
             row_gradients_dropped=sum(counts[name] for name in counts if "gradients_" in name),
             pushes_lost_at=lost,
             rows_replaced=sum(replaced),
-            loss_scale=parts.learner.scale.value,
-            ranks_fused=parts.fused,
+            loss_scale=components.learner.scale.value,
+            ranks_fused=components.fused,
             checkpoints_written=history.checkpoints_written - history.checkpoints_failed,
             checkpoints_failed=history.checkpoints_failed,
-            stopped_early=history.since_best >= (parts.config.evaluation.stop_after or math.inf),
+            stopped_early=history.since_best
+            >= (components.config.evaluation.stop_after or math.inf),
             **{name: getattr(meter, name) for name in of_meter},
             **{name: getattr(history, name) for name in of_history},
             **{name: sum(s[name] for s in servers) for name in ("rows", "resident_bytes")},
@@ -324,13 +327,13 @@ class Training:
     def staleness_of_fresh_tables(self, trace: Trace) -> StalenessSummary | None:
         """That of the tables named fresh beside late ones; None where there are not both, or no
         order was kept."""
-        recorded = self.parts.recorder.keeps and self.is_whole
+        recorded = self.components.recorder.keeps and self.is_whole
         beside = self._rules.fresh and not self._all_fresh
         return summary_of(trace.of_fresh_tables()) if beside and recorded else None
 
     @property
     def _all_fresh(self) -> bool:
-        return {*self._rules.fresh} == {*self.parts.store.tables}
+        return {*self._rules.fresh} == {*self.components.store.tables}
 
     def staleness(self, trace: Trace) -> StalenessSummary:
         """Staleness of the whole run, of its late tables, or of all where every one is fresh;
@@ -339,10 +342,10 @@ class Training:
         None where nobody knows it: servers that are processes count none themselves, and
         one that has died has taken what it had recorded with it.
         """
-        unrecorded = self.parts.config.engine.servers and not self.parts.recorder.keeps
+        unrecorded = self.components.config.engine.servers and not self.components.recorder.keeps
         if unrecorded or not self.is_whole:
             return StalenessSummary(None, None, None, None)
-        if self.parts.recorder.keeps:
+        if self.components.recorder.keeps:
             return summary_of(trace.of_fresh_tables() if self._all_fresh else trace)
         counted = self._counter.summary()  # of late tables alone
         return StalenessSummary(None, None, None, None) if self._all_fresh else counted
@@ -351,7 +354,7 @@ class Training:
         """The whole run as it is between two legs."""
         self.history.checkpoints_written += 1
         self.history.checkpoints_failed = self.saver.failed if self.saver else 0
-        rows = take_rows(self.parts.store, extends, track_changes)
+        rows = take_rows(self.components.store, extends, track_changes)
         try:
             return self._cut(rows)
         except BaseException:
@@ -360,48 +363,48 @@ class Training:
 
     def _cut(self, rows: Taken) -> Cut:
         # Everything but rows and weights, as plain JSON.
-        parts = self.parts
+        components = self.components
         history = self.history
-        recorder = self.parts.recorder
-        meter = parts.meter
-        servers = parts.config.engine.servers
+        recorder = self.components.recorder
+        meter = components.meter
+        servers = components.config.engine.servers
         state = RunState(
             samples=meter.samples,
             updates=meter.updates,
-            config=plain(parts.config),
-            tables=plain(parts.store.tables),
-            layout=plain(parts.store.layout),
+            config=plain(components.config),
+            tables=plain(components.store.tables),
+            layout=plain(components.store.layout),
             facts=plain(self.facts),
-            servers=plain(parts.store.server_counters()),
+            servers=plain(components.store.server_counters()),
             learner={
-                "scale": cast(Any, parts.learner.scale.state_dict()),
-                "drew_unseeded": parts.learner.drew_unseeded,
-                "rows": parts.worker.state_dict(),
+                "scale": cast(Any, components.learner.scale.state_dict()),
+                "drew_unseeded": components.learner.drew_unseeded,
+                "rows": components.worker.state_dict(),
             },
             meter=plain(meter.state_dict()),
             staleness=None if recorder.keeps or servers else cast(Any, self._counter.state_dict()),
             score=self._score,
             history=plain(asdict(history)) | {"wall_s": self.wall_s()},
-            lineage=self._line.lineage(meter.samples, in_part=parts.feed.notes_a_share),
+            lineage=self._line.lineage(meter.samples, in_part=components.feed.notes_a_share),
             files={},
         )
 
         # The dense weights, and a sketch of what has trained the rows.
-        dense = self.engine.rule.state_dict()
-        sketches = parts.feed.trained_rows(), self._line.before.rows
+        dense = self.executor.rule.state_dict()
+        sketches = components.feed.trained_rows(), self._line.before.rows
         if not (recorder.keeps and self.is_whole):
             return Cut(state, dense, None, rows, sketches)
 
         # The order, merged later: it must not hold training up.
         facts = {**self.facts, "updates": meter.updates}
         order_so_far = functools.partial(recorder.so_far(), **facts)
-        return Cut(state, dense, order_so_far, rows, sketches, parts.store.recorded())
+        return Cut(state, dense, order_so_far, rows, sketches, components.store.recorded())
 
     def _begin_with(self, origin: Checkpoint) -> None:
         """Take the values of another model, nothing of how it came to them. Ranks that are other
         processes are given the weights by this one."""
-        load_values(self.parts.store, origin.rows)
-        model = self.parts.learner.model
+        load_values(self.components.store, origin.rows)
+        model = self.components.learner.model
         config = origin.state.config
         with _naming(origin.folder / DENSE):
             dense = origin.dense()
@@ -410,25 +413,25 @@ class Training:
 
     def _go_on(self, start: Checkpoint) -> None:
         """Take up everything but the dense weights and the meter."""
-        parts = self.parts
+        components = self.components
         state = start.state
         self.history.resumed_at_samples.append(state.samples)
         if self.leads:
-            load(parts.store, start.rows)
+            load(components.store, start.rows)
         if self.leads:
-            parts.store.resume_run(self._rules, state.servers)
-        parts.learner.scale.load_state_dict(state.learner["scale"])
-        parts.learner.drew_unseeded = state.learner["drew_unseeded"]
-        parts.worker.load_state_dict(state.learner["rows"])
+            components.store.resume_run(self._rules, state.servers)
+        components.learner.scale.load_state_dict(state.learner["scale"])
+        components.learner.drew_unseeded = state.learner["drew_unseeded"]
+        components.worker.load_state_dict(state.learner["rows"])
         self._go_on_with_order(start)
 
     def _go_on_with_order(self, start: Checkpoint) -> None:
         """The order so far, if this run keeps it and it fits; else the staleness so far."""
         # Without an order only the counts go on.
-        parts = self.parts
+        components = self.components
         before = start.state.facts
-        first_steps = parts.feed.first_steps()
-        if not parts.recorder.keeps:
+        first_steps = components.feed.first_steps()
+        if not components.recorder.keeps:
             if start.state.staleness is not None:
                 self._counter.load_state_dict(cast(Any, start.state.staleness), first_steps)
             return
@@ -437,7 +440,7 @@ class Training:
         other = other_facts(before, self.facts)
         trace = start.trace()
         if trace is not None and all(before[k] == self.facts[k] for k in ("ranks", "shards")):
-            parts.recorder.resume(merged_trace(trace, start.recordings()).events)
+            components.recorder.resume(merged_trace(trace, start.recordings()).events)
             self.facts |= {k: before[k] for k in ("not_replayable", "first_step") if k in before}
         else:
             self.history.trace_since_samples = start.state.samples

@@ -85,7 +85,7 @@ def test_both_kinds_of_servers_have_the_same_work():
     here, there = (
         transport_config(options, "small", Mode.HYBRID, where) for where in ("threads", "processes")
     )
-    assert here.engine.server_count == there.engine.server_count == 3
+    assert here.engine.shard_count == there.engine.shard_count == 3
     assert (here.engine.servers, there.engine.servers) == (0, 3)
     assert (here.model, here.batch, here.rows) == (there.model, there.batch, there.rows)
 

@@ -60,7 +60,7 @@ from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.executors.given_order import OrderedRun, constant_lag_order
 from runtime.executors.open import source_of
-from runtime.rank.parts import assemble
+from runtime.rank.components import assemble
 from tests.experiments.test_lateness import Pretended
 
 REAL = [stream for stream in STREAMS.values() if not stream.is_drawn]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from persia_sim import __main__ as command
 from persia_sim.base.rules import Quantity
 from persia_sim.base.schema import field_types, notes_of
-from persia_sim.cli import Options, run
+from persia_sim.cli import SimulateOptions, run
 from persia_sim.cli.example import table
 from persia_sim.cluster.allreduce import DenseSync
 from persia_sim.cluster.cluster import Role
@@ -279,7 +279,7 @@ def test_a_workload_that_cannot_be_is_a_sentence(text, tmp_path, monkeypatch, ca
 
 
 def test_a_full_disk_says_what_to_do(monkeypatch, capsys):
-    def full(options: Options) -> str:
+    def full(options: SimulateOptions) -> str:
         raise OSError(errno.ENOSPC, "No space left on device", "/tmp/order.npz")
 
     monkeypatch.setattr(command, "run", full)
@@ -298,7 +298,7 @@ def test_a_full_disk_says_what_to_do(monkeypatch, capsys):
 )
 def test_what_would_come_after_the_end_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
-        run(Options(**SMALL | options))
+        run(SimulateOptions(**SMALL | options))
 
 
 NUMBERS = (
@@ -400,9 +400,9 @@ def test_a_terminal_gets_one_bar_and_a_pipe_none(monkeypatch, capsys):
         scenario = small_scenario(mode)
         simulate(scenario, on_push=lambda told=told: told.append(1))
         assert len(told) == pushes_of(scenario) == 4 * 12 * (1 + (mode is Mode.ASYNC))
-    run(Options(**SMALL))
+    run(SimulateOptions(**SMALL))
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(sys.modules["persia_sim.cli.command"], "BAR_AFTER_S", 0.0)
-    run(Options(**SMALL))
+    run(SimulateOptions(**SMALL))
     assert " pushes" in capsys.readouterr().err

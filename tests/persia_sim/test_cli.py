@@ -15,7 +15,7 @@ import pytest
 from persia_sim.base.command_line import read_options
 from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options, run, scenario_of
+from persia_sim.cli import SimulateOptions, run, scenario_of
 from persia_sim.cli.command import _shown
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
@@ -25,20 +25,20 @@ from persia_sim.report.sensitivity import gains
 from tests.persia_sim.hand_world import facts_on
 
 
-def screen(options: Options) -> dict[str, str]:
+def screen(options: SimulateOptions) -> dict[str, str]:
     """Every fact on the screen, by its name."""
     by_question = facts_on(run(options))
     return {name: told for facts in by_question.values() for name, told in facts.items()}
 
 
-def figures(options: Options) -> Any:
+def figures(options: SimulateOptions) -> Any:
     """The JSON of a run."""
     return json.loads(run(replace(options, json=True)))
 
 
 def test_a_run_writes_the_timeline_and_the_order_that_were_asked_for(tmp_path):
     timeline, trace = tmp_path / "window.json", tmp_path / "order.npz"
-    told = screen(Options(tau=4, steps=12, write_timeline=timeline, write_trace=trace))
+    told = screen(SimulateOptions(tau=4, steps=12, write_timeline=timeline, write_trace=trace))
     assert {"throughput", "staleness", "busy resources", "memory", "cost of an hour"} <= set(told)
     events = json.loads(timeline.read_text())["traceEvents"]
     assert {e["name"] for e in events if e["ph"] == "X"} >= {"lookup", "push", "dense_sync"}
@@ -49,14 +49,14 @@ def test_a_run_writes_the_timeline_and_the_order_that_were_asked_for(tmp_path):
 
 def test_rows_that_do_not_fit_are_refused_unless_evicted():
     with pytest.raises(ValueError, match="memory per server is 2,500 GiB on gcp-100t"):
-        run(Options(row_format="f32-adagrad", steps=2))
-    told = figures(Options(row_format="f32-adagrad", steps=12, evict=True))
+        run(SimulateOptions(row_format="f32-adagrad", steps=2))
+    told = figures(SimulateOptions(row_format="f32-adagrad", steps=12, evict=True))
     assert told["memory"]["evicted_rows"] > 0
 
 
 def test_faults_are_told_on_the_command_line_and_reported():
     told = screen(
-        Options(
+        SimulateOptions(
             steps=12, tau=4, ranks=8, gpu_cv=0.0, slow=("rank:0x1.5@0-1",),
             crash=("rank:1@0.3", "server:0@0.35"), detect_s=0.1, restart_s=0.2, load_s=0.1,
             checkpoint_every_s=0.2, checkpoint_s=0.05,
@@ -76,7 +76,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_simulation_starts_without_heavy_packages():
     code = (
-        "import sys; from persia_sim.cli import Options, run; run(Options(steps=2));"
+        "import sys; from persia_sim.cli import SimulateOptions, run;"
+        "run(SimulateOptions(steps=2));"
         "heavy = {'torch', 'pandas', 'matplotlib', 'scipy'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
@@ -102,7 +103,9 @@ OPTIONS = {
 
 def test_the_facts_of_memory_order_and_gains_are_those_of_the_options(tmp_path):
     trace, timeline = tmp_path / "order.npz", tmp_path / "window.json"
-    options = Options(**OPTIONS, write_trace=trace, write_timeline=timeline, sensitivity=True)
+    options = SimulateOptions(
+        **OPTIONS, write_trace=trace, write_timeline=timeline, sensitivity=True
+    )
     told = screen(options)
     # 29 M / 16 rows of 16 numbers, each with Adagrad's, and 66 bytes more; ten servers of 440 GB
     assert told["memory"] == "33.5 MiB of 410 GiB on each server"
@@ -124,7 +127,7 @@ QUESTIONS = (
 
 
 def test_questions_stand_in_the_order_in_which_one_decides():
-    told = facts_on(run(Options(ranks=8, steps=12, sensitivity=True)))
+    told = facts_on(run(SimulateOptions(ranks=8, steps=12, sensitivity=True)))
     assert tuple(told) == QUESTIONS
     assert list(told["What would help?"]) == ["10 % faster", "twice"]
 
@@ -132,8 +135,8 @@ def test_questions_stand_in_the_order_in_which_one_decides():
 def test_who_names_no_steps_gets_as_many_as_the_rate_needs():
     """From 100 on by doubling; a number that is typed is kept, and faults have their times."""
     words = ("--cluster", "v100-2021-09", "--workload", "taobao-ad", "--ranks", "2")
-    assert read_options(Options, [*words, "--steps", "20"], "persia-sim").precision is None
-    asked = read_options(Options, words, "persia-sim")
+    assert read_options(SimulateOptions, [*words, "--steps", "20"], "persia-sim").precision is None
+    asked = read_options(SimulateOptions, words, "persia-sim")
     assert asked.precision == 0.01 and screen(asked)["run"].startswith("100 steps")
     noisy = replace(asked, steps=20, gpu_cv=1.0, mode=Mode.SYNC, precision=0.05)
     told = figures(noisy)
@@ -142,7 +145,7 @@ def test_who_names_no_steps_gets_as_many_as_the_rate_needs():
     assert rate["half_width"] <= 0.05 * rate["samples_per_s"]
     half = simulate(scenario_of(replace(noisy, steps=steps // 2)))
     assert throughput(half).relative > 0.05
-    slow = read_options(Options, [*words, "--slow", "rank:0x1.1"], "persia-sim")
+    slow = read_options(SimulateOptions, [*words, "--slow", "rank:0x1.1"], "persia-sim")
     assert slow.precision is None and figures(slow)["simulated"]["steps"] == 100
 
 
@@ -150,7 +153,7 @@ def test_where_ranks_are_many_a_run_of_open_length_begins_with_few_steps(monkeyp
     """As many as 60 batches are: 30 steps of two ranks; not where steps are named otherwise."""
     monkeypatch.setattr(measure, "FIRST_BATCHES", 60)
     words = ("--cluster", "v100-2021-09", "--workload", "taobao-ad", "--ranks", "2")
-    asked = read_options(Options, [*words, "--precision", "50%"], "persia-sim")
+    asked = read_options(SimulateOptions, [*words, "--precision", "50%"], "persia-sim")
     assert asked.precision == 0.5 and figures(asked)["simulated"]["steps"] == 30
     assert figures(replace(asked, steps=40))["simulated"]["steps"] == 40
 
@@ -159,11 +162,11 @@ def test_where_ranks_are_many_a_run_of_open_length_begins_with_few_steps(monkeyp
 def test_a_width_that_is_asked_for_and_not_reached_says_how_many_steps_it_takes():
     """A run of more than 800 steps is not doubled by itself."""
     base = {**OPTIONS, "mode": Mode.SYNC, "gpu_cv": 1.0, "steps": 900}
-    said = screen(Options(**base, precision=0.001))["its 95 % interval"]
+    said = screen(SimulateOptions(**base, precision=0.001))["its 95 % interval"]
     [(width, counted)] = re.findall(r"\+-([\d.]+) % of it, from (\d+) steps", said)
     [steps] = re.findall(r"0.1 % takes about --steps (\d+)", said)
     assert int(steps) == pytest.approx(int(counted) * (float(width) / 0.1) ** 2, rel=0.05)
-    assert "takes about" not in screen(Options(**base, precision=0.5))["its 95 % interval"]
+    assert "takes about" not in screen(SimulateOptions(**base, precision=0.5))["its 95 % interval"]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,7 @@ def test_a_width_that_is_asked_for_and_not_reached_says_how_many_steps_it_takes(
     ],
 )
 def test_a_width_is_refused_where_the_run_has_its_times(words, name):
-    asked = read_options(Options, ["--precision", "1%", *words], "persia-sim")
+    asked = read_options(SimulateOptions, ["--precision", "1%", *words], "persia-sim")
     rule = f"precision is 0.01: --{name} has its times, so the run does not go on; drop one of them"
     with pytest.raises(ValueError, match=rule):
         run(asked)
@@ -184,12 +187,12 @@ def test_a_width_is_refused_where_the_run_has_its_times(words, name):
 def test_the_timeline_holds_ten_steps_from_the_middle_or_those_asked_for(tmp_path):
     for asked, steps in ((None, range(10, 20)), ((3, 4), range(3, 5))):
         file = tmp_path / "window.json"
-        told = screen(Options(**OPTIONS, write_timeline=file, timeline_steps=asked))
+        told = screen(SimulateOptions(**OPTIONS, write_timeline=file, timeline_steps=asked))
         spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
         assert told["timeline"] == f"{len(spans)} spans in {file}"
         assert {e["args"]["step"] for e in spans} == set(steps)
         assert {e["pid"] for e in spans} == {0, 1}
-    short = Options(**OPTIONS | {"steps": 6}, write_timeline=file)
+    short = SimulateOptions(**OPTIONS | {"steps": 6}, write_timeline=file)
     run(short)
     spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
     assert {e["args"]["step"] for e in spans} == {3, 4, 5}
@@ -197,8 +200,8 @@ def test_the_timeline_holds_ten_steps_from_the_middle_or_those_asked_for(tmp_pat
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_every_mode_prints_its_report(mode):
-    told = screen(Options(**OPTIONS | {"mode": mode, "steps": 12}))
-    scenario = scenario_of(Options(**OPTIONS | {"mode": mode, "steps": 12}))
+    told = screen(SimulateOptions(**OPTIONS | {"mode": mode, "steps": 12}))
+    scenario = scenario_of(SimulateOptions(**OPTIONS | {"mode": mode, "steps": 12}))
     ends = simulate(scenario).stamps[Mark.UPDATED]
     assert told["mode"].startswith(str(mode))
     rate = float(told["throughput"].split()[0]) * 1e3
@@ -216,7 +219,9 @@ def test_misses_of_evicted_rows_reach_the_gains(monkeypatch):
         return {"GPU": Estimate(0.05, 0.01, 20), "latency": Estimate(0.01, 0.02, 20)}
 
     monkeypatch.setattr(module, "gains", spy)
-    told = screen(Options(row_format="f32-adagrad", ranks=8, steps=6, evict=True, sensitivity=True))
+    told = screen(
+        SimulateOptions(row_format="f32-adagrad", ranks=8, steps=6, evict=True, sensitivity=True)
+    )
     [misses] = re.findall(r"([\d.]+) % of a batch", told["ids without a row"])
     assert [f"{100 * rate:.2f}" for rate in seen] == 2 * [misses] and seen[0] > 0
     assert told["10 % faster"] == (

@@ -15,7 +15,7 @@ from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.trace import Kind
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer, shared
-from persia_sim.cli import Options, scenario_of
+from persia_sim.cli import SimulateOptions, scenario_of
 from persia_sim.cluster.costs import Law
 from persia_sim.cluster.demand import demand
 from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
@@ -182,7 +182,7 @@ def test_what_a_law_cannot_use_is_refused_or_said():
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("ranks", [8, 64])
 def test_the_command_and_a_sweep_mean_the_same_cluster(mode, ranks):
-    command = Options(mode=mode, ranks=ranks, workers=13, servers=4, batch_per_rank=500)
+    command = SimulateOptions(mode=mode, ranks=ranks, workers=13, servers=4, batch_per_rank=500)
     point = Point(mode=mode, ranks=ranks, workers=13, servers=4, batch_per_rank=500)
     assert scenario_of(command) == scenario_of_point(point, 100)
     assert scenario_of(command).cluster.loaders == 240 * ranks // 64

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options, run, scenario_of
+from persia_sim.cli import SimulateOptions, run, scenario_of
 from persia_sim.cluster.costs import Costs, Law
 from persia_sim.cluster.demand import demand
 from persia_sim.presets.catalogue import this_host
@@ -248,7 +248,7 @@ def test_what_the_runtime_measures_is_what_the_simulator_computes_with(tmp_path,
     write_json(path, found)
     kept = json.loads(path.read_text())
     assert (kept["dim"], kept["hidden"], kept["gpu"]["device"]) == (16, [8], "cpu")
-    options = Options(
+    options = SimulateOptions(
         cluster="this-host", workload="taobao-ad", row_format="f32-adagrad", batch_per_rank=64,
         steps=12, profile=path, tau=2,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options, scenario_of
+from persia_sim.cli import SimulateOptions, scenario_of
 from persia_sim.cluster.demand import Demand, demand
 from persia_sim.cluster.incidents import SlowDown, Target
 from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Queues, Scenario
@@ -213,8 +213,10 @@ def test_a_part_is_to_blame_for_as_much_as_slowing_it_costs(scenario, part, gpu_
 def test_where_an_all_reduce_overlaps_each_side_is_blamed_for_what_slowing_it_costs(mode, batch):
     """With 512 samples the first bucket is still summed when the second is there: what is computed
     meanwhile hides. With 8,192 it is the other way round."""
-    options = Options(workload="criteo-syn1", mode=mode, ranks=16, batch_per_rank=batch, steps=30,
-                      loaders=640, gpu_cv=0.3)  # fmt: skip
+    options = SimulateOptions(
+        workload="criteo-syn1", mode=mode, ranks=16, batch_per_rank=batch, steps=30, loaders=640,
+        gpu_cv=0.3,
+    )  # fmt: skip
     base = replace(scenario_of(options), discipline=Discipline.UNSHARED, infinite_cpus=True)
     run = simulate(base)
     blamed = blame_of_resources(run)
@@ -232,7 +234,7 @@ SLOW_CORES = 0.02
 
 def hinted(cores: int = 48, speed: float = SLOW_CORES, **options: Any) -> tuple[Scenario, str]:
     """A scenario of ten workers with such cores, and what its advice is."""
-    scenario = scenario_of(Options(cluster="v100-2021-09", workload="avazu-ad", **options))
+    scenario = scenario_of(SimulateOptions(cluster="v100-2021-09", workload="avazu-ad", **options))
     role = scenario.cluster.embedding_workers
     role = replace(role, cores_per_process=cores, host=replace(role.host, core_speed=speed))
     made = replace(scenario, cluster=replace(scenario.cluster, embedding_workers=role))

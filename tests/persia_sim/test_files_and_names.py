@@ -16,7 +16,7 @@ import persia_sim
 from persia_sim import __main__ as command
 from persia_sim.base.command_line import texts_of
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options
+from persia_sim.cli import SimulateOptions
 from persia_sim.cli.example import write_examples, yours
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.costs import Costs
@@ -415,7 +415,7 @@ def test_a_model_of_layers_has_their_multiplications_and_weights(tmp_path):
 CHOICES = {
     "mode": (lambda value: replace(scenario_of(Point(steps=8)), mode=value), "hybrid"),
     "mode of a point": (lambda value: Point(mode=value), "hybrid"),
-    "mode of the command": (lambda value: Options(mode=value), "hybrid"),
+    "mode of the command": (lambda value: SimulateOptions(mode=value), "hybrid"),
     "discipline": (lambda value: Point(discipline=value), "fifo"),
     "precision": (lambda value: replace(workloads()["criteo-ad"], precision=value), "fp16"),
     "fabric": (lambda value: replace(MACHINES["dgx-a100"], fabric=value), "pcie"),

@@ -13,7 +13,7 @@ import pytest
 
 from persia_sim.base.command_line import read_options
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options, run, scenario_of
+from persia_sim.cli import SimulateOptions, run, scenario_of
 from persia_sim.cluster.allreduce import allreduce_s, exchange_s, gather_s
 from persia_sim.cluster.demand import demand
 from persia_sim.cluster.machine import Fabric, Precision, System
@@ -43,9 +43,9 @@ from persia_sim.sharded.stages import Job, chain_s, device_step_s, fits, launche
 from tests.persia_sim.hand_world import facts_of
 
 PRESETS = [
-    Options(),
-    Options(cluster="v100-paper", workload="kwai-video"),
-    Options(cluster="v100-2021-09", workload="criteo-ad", ranks=16),
+    SimulateOptions(),
+    SimulateOptions(cluster="v100-paper", workload="kwai-video"),
+    SimulateOptions(cluster="v100-2021-09", workload="criteo-ad", ranks=16),
 ]
 
 
@@ -100,7 +100,7 @@ def test_what_is_faster_never_leaves_its_own_stage_unchanged(part, costs, option
 
 
 def test_loaders_work_as_long_as_a_sample_has_columns():
-    base = scenario_of(Options())
+    base = scenario_of(SimulateOptions())
     took = []
     for fields in (1, 40, 400):
         work = replace(base.workload, fields=fields, dense_features=0)
@@ -124,7 +124,7 @@ def test_two_bytes_travel_and_multiply_faster_than_four():
 def test_both_kinds_of_training_sum_the_gradient_as_fast(name):
     """One law: 64 GPUs on eight machines, of the same workload."""
     work = replace(workloads()["criteo-syn1"], precision=Precision.FP16)
-    base = scenario_of(Options(mode=Mode.SYNC, tau=4))
+    base = scenario_of(SimulateOptions(mode=Mode.SYNC, tau=4))
     nn = replace(base.cluster.nn, host=MACHINES[name], cores_per_process=8,
                  ram_bytes_per_process=6e10)  # fmt: skip
     scenario = replace(base, cluster=replace(base.cluster, nn=nn), workload=work, costs=CATALOGUE)
@@ -149,7 +149,7 @@ def test_a_collective_waits_for_its_hops_however_little_it_sends(fabric):
 def mine(tmp_path: Path, body: str) -> Scenario:
     path = tmp_path / "mine.toml"
     path.write_text(f'base = "gcp-100t"\n{body}')
-    return scenario_of(Options(cluster=str(path), workload="criteo-syn1", steps=12))
+    return scenario_of(SimulateOptions(cluster=str(path), workload="criteo-syn1", steps=12))
 
 
 def test_another_machine_brings_its_own_nic_price_and_source(tmp_path):
@@ -195,7 +195,9 @@ def test_constants_of_other_machines_are_named(tmp_path):
 
 def test_the_multiplications_of_a_private_network_are_borrowed_by_every_other(tmp_path):
     def borrowed(cluster: str, workload: str, **changes: Any) -> tuple[str, ...]:
-        return demand(scenario_of(Options(cluster=cluster, workload=workload, **changes))).borrowed
+        return demand(
+            scenario_of(SimulateOptions(cluster=cluster, workload=workload, **changes))
+        ).borrowed
 
     said = ("GPU's rate as fitted to kwai-video's private network",)
     assert borrowed("v100-paper", "criteo-ad") == said
@@ -210,7 +212,7 @@ def test_the_multiplications_of_a_private_network_are_borrowed_by_every_other(tm
 
 
 def test_both_sides_of_a_comparison_have_one_dense_network():
-    scenario = scenario_of(Options(workload="criteo-syn1", mode=Mode.SYNC, steps=20))
+    scenario = scenario_of(SimulateOptions(workload="criteo-syn1", mode=Mode.SYNC, steps=20))
     job = job_of(scenario, SOFTWARE["hugectr"])
     need = demand(replace(scenario, costs=alike(scenario.costs, job)))
     parts = stages(job)
@@ -225,7 +227,7 @@ def test_both_sides_of_a_comparison_have_one_dense_network():
 def test_no_system_multiplies_faster_than_the_data_sheet_says(name, precision):
     work = replace(workloads()["criteo-syn1"], precision=precision)
     job = job_of(
-        replace(scenario_of(Options(workload="criteo-syn1")), workload=work), SOFTWARE[name]
+        replace(scenario_of(SimulateOptions(workload="criteo-syn1")), workload=work), SOFTWARE[name]
     )
     peak = job.system.host.chip.peak_flops(job.system.host.chip.arithmetic(precision))
     assert stages(job).dense_s >= 6 * job.ranker.dense_macs * job.per_gpu / peak
@@ -239,7 +241,8 @@ def test_launching_follows_one_law_on_both_sides_of_a_comparison(host_time):
     assert launched_s(4.0, 3.0, host_time) == by_hand[host_time]
     soft = replace(SOFTWARE["tf2"], host_time=host_time, host_exchange_s=0.0, id_s=0.0)
     job = replace(
-        job_of(scenario_of(Options(workload="criteo-ad", ranks=8)), SOFTWARE["tf2"]), software=soft
+        job_of(scenario_of(SimulateOptions(workload="criteo-ad", ranks=8)), SOFTWARE["tf2"]),
+        software=soft,
     )
     bare = replace(job.ranker, tables=(Table(rows=1, dim=1e-3, ids_per_sample=(1e-9,)),))
     bare = replace(bare, dense_widths=job.ranker.widths, update=RowUpdate.SGD)
@@ -261,8 +264,9 @@ PRESENT = [(cluster, work) for cluster in ("v100-2021-09", "v100-paper", "gcp-10
 @pytest.mark.parametrize("batch", [64, 512, 8192])
 def test_two_commands_answer_one_question_alike(cluster, work, batch):
     """`--compare sharded` is the step of `sharded` where no noise, loader or fault is beside."""
-    options = Options(cluster=cluster, workload=work, batch_per_rank=batch, ranks=8, gpu_cv=0.0,
-                      steps=24)  # fmt: skip
+    options = SimulateOptions(
+        cluster=cluster, workload=work, batch_per_rank=batch, ranks=8, gpu_cv=0.0, steps=24
+    )
     base = scenario_of(options)
     free = replace(base.costs, load=replace(base.costs.load, fixed_s=0.0, per_item_s=0.0))
     base = replace(base, costs=free)
@@ -304,7 +308,7 @@ def test_a_cluster_without_published_costs_launches_its_network_and_says_so(tmp_
 def test_on_other_machines_an_all_reduce_inside_a_host_follows_its_links(tmp_path):
     """What the fitted clusters take beside their messages stays theirs: 7.16 ms on 8 V100 of 2021
     are nothing that NVLinks of H100 wait for."""
-    own = scenario_of(Options(ranks=8, workload="criteo-ad", mode=Mode.SYNC))
+    own = scenario_of(SimulateOptions(ranks=8, workload="criteo-ad", mode=Mode.SYNC))
     assert demand(own).sync_overhead_s == own.costs.dense_sync.overhead_s > 5e-3
     other = mine(tmp_path, '[nn]\nhost = "p5.48xlarge"\n')
     one, two = (replace(other, cluster=other.cluster.with_ranks(n)) for n in (8, 16))
@@ -319,7 +323,7 @@ def test_the_screen_says_how_much_of_a_step_is_borrowed(tmp_path):
     assert 0 < share < 1
     borrows = facts_of(result)["borrowed constants"]
     assert f"{share:.0%} of this step rests on constants of other machines" in borrows
-    published = report(simulate(scenario_of(Options(steps=12))))
+    published = report(simulate(scenario_of(SimulateOptions(steps=12))))
     assert "borrowed constants" not in facts_of(published)
 
 
@@ -352,7 +356,7 @@ def test_half_of_the_gpus_of_each_host_are_half_of_an_nvlink_domain(tmp_path):
 
 
 def test_a_share_that_was_fitted_in_float32_is_extrapolated_in_two_bytes():
-    base = scenario_of(Options(workload="criteo-syn1"))
+    base = scenario_of(SimulateOptions(workload="criteo-syn1"))
     half = replace(base, workload=replace(base.workload, precision=Precision.FP16))
     assert [demand(each).extrapolated for each in (base, half)] == [(), ("gpu_efficiency",)]
     assert demand(replace(half, costs=CATALOGUE)).extrapolated == ()
@@ -364,7 +368,7 @@ LOUD = {"gpu_cv": 0.5, "slow": ("rank:1x2", "worker:0x9"), "checkpoint_every_s":
 @pytest.mark.parametrize("changes", [{}, {"mode": Mode.SYNC, "tau": None}, LOUD], ids=str)
 def test_what_was_simulated_is_compared_as_the_report_has_it(changes):
     """One run, one answer: rate, interval and price; and the other side has an interval, too."""
-    run = simulate(scenario_of(Options(workload="criteo-ad", ranks=8, steps=60, **changes)))
+    run = simulate(scenario_of(SimulateOptions(workload="criteo-ad", ranks=8, steps=60, **changes)))
     ours, tables = sides(run)
     assert ours.samples_per_s == throughput(run) and ours.usd == report(run).usd_per_million_samples
     rate = throughput(run)
@@ -378,11 +382,11 @@ def test_both_sides_of_a_comparison_have_the_same_noise_faults_and_loaders():
     options = {"cluster": "v100-2021-09", "workload": "criteo-ad", "steps": 60}
 
     def rates(**changes: Any) -> list[float]:
-        scenario = scenario_of(Options(**options, **changes))
+        scenario = scenario_of(SimulateOptions(**options, **changes))
         return [side.samples_per_s.mean for side in sides(simulate(scenario))]
 
     calm = rates(gpu_cv=0.0)
-    job = job_of(scenario_of(Options(**options)), SOFTWARE["torchrec"])
+    job = job_of(scenario_of(SimulateOptions(**options)), SOFTWARE["torchrec"])
     # A rank that is four times as slow computes three times longer; launching is beside it.
     slow = rates(gpu_cv=0.0, slow=("rank:0x4",))
     step, dense_s = step_s(job), stages(job).dense_s
@@ -401,7 +405,7 @@ def test_both_sides_of_a_comparison_have_the_same_noise_faults_and_loaders():
 
 @pytest.mark.long
 def test_a_comparison_takes_as_many_gpus_as_have_room():
-    scenario = scenario_of(Options(workload="criteo-syn1", steps=20))
+    scenario = scenario_of(SimulateOptions(workload="criteo-syn1", steps=20))
     run = simulate(scenario)
     hybrid, tables = sides(run)
     assert hybrid.gpus == 64 and tables.gpus % 8 == 0
@@ -443,18 +447,18 @@ def test_who_compares_rows_that_servers_cannot_hold_is_told_whether_gpus_can(wor
         Path(workload).write_text(TOO_MANY_ROWS)
     words = ["--workload", workload, "--server-hosts", "1", "--steps", "20"]
     with pytest.raises(ValueError, match="memory per server is") as alone:
-        run(read_options(Options, words, "persia-sim"))
+        run(read_options(SimulateOptions, words, "persia-sim"))
     assert "GPUs" not in str(alone.value), "nobody asked"
     with pytest.raises(ValueError, match="memory per server is") as both:
-        run(read_options(Options, [*words, "--compare", "sharded"], "persia-sim"))
+        run(read_options(SimulateOptions, [*words, "--compare", "sharded"], "persia-sim"))
     message = str(both.value)
     if workload != "criteo-syn1":
         assert message.endswith("no room either, on no number of them up to 2,048")
         return
     [gpus] = re.findall(r"have room from (\d+) GPUs of \S+ on, and this cluster has 64", message)
-    host = scenario_of(Options(workload="criteo-syn1")).cluster.system.host
+    host = scenario_of(SimulateOptions(workload="criteo-syn1")).cluster.system.host
     for count, has_room in ((int(gpus), True), (int(gpus) - host.gpus, False)):
-        job = job_of(scenario_of(Options(workload="criteo-syn1")), SOFTWARE["torchrec"])
+        job = job_of(scenario_of(SimulateOptions(workload="criteo-syn1")), SOFTWARE["torchrec"])
         batch = count * workloads()["criteo-syn1"].batch_per_rank
         assert fits(replace(job, system=System(host=host, gpus=count), batch=batch)) is has_room
 
@@ -481,7 +485,7 @@ def test_a_figure_in_a_wrong_unit_that_is_possible_is_asked_about_beside_what_it
 
 def test_no_machine_that_is_sold_is_asked_about():
     assert all(host.doubts == {} for host in MACHINES.values())
-    assert "did you mean" not in "".join(doubted(scenario_of(Options())).values())
+    assert "did you mean" not in "".join(doubted(scenario_of(SimulateOptions())).values())
     lonely = replace(MACHINES["c2-standard-30"], nic_bytes_per_s=inf)
     assert lonely.doubts == {}, "without limit is no mistake"
 

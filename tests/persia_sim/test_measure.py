@@ -14,7 +14,7 @@ from scipy import stats
 from persia_sim.base.popularity import zipf_bins
 from persia_sim.base.trace import Event, Kind, Trace
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options, scenario_of
+from persia_sim.cli import SimulateOptions, scenario_of
 from persia_sim.cluster.incidents import Purpose, SlowDown, Target, lognormal_factors, stream
 from persia_sim.cluster.scenario import DenseHome, Noise
 from persia_sim.cluster.stamps import Mark
@@ -357,7 +357,7 @@ def test_most_batches_in_flight_counted_from_the_instants(scenario):
 def test_ranks_that_meet_others_no_more_add_no_rate_behind_an_incident_either(what):
     """Full dense server; of ranks that are behind the last steps meet nobody: with these the rate
     was up to 25 % above what was trained while all ranks ran, and above its bound."""
-    point = Options(
+    point = SimulateOptions(
         mode=Mode.ASYNC, dense_home=DenseHome.ONE, workload="criteo-syn1", ranks=6, workers=1,
         servers=4, loaders=8, batch_per_rank=16, permits=3, gpu_cv=0.0, steps=150, **what,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from persia_sim.base.popularity import (
     zipf_bins,
 )
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options, run
+from persia_sim.cli import SimulateOptions, run
 from persia_sim.cluster.memory import FORMATS, Capacity, RowFormat, capacity, fill_s
 from persia_sim.cluster.workload import Wire
 from persia_sim.engine.simulate import simulate
@@ -88,7 +88,7 @@ def test_servers_that_were_empty_miss_more_and_hold_less():
 def test_the_command_tells_the_misses_of_servers_that_fill_and_charges_them():
     common = {"ranks": 8, "steps": 8, "gpu_cv": 0.0, "mode": Mode.SYNC, "json": True}
     full, young = (
-        json.loads(run(Options(**common, after_samples=samples))) for samples in (None, 1e6)
+        json.loads(run(SimulateOptions(**common, after_samples=samples))) for samples in (None, 1e6)
     )
     assert full["memory"]["miss_rate"] == 0
     share = capacity(gcp_100t().resized(8), SYN5, FORMATS["fp16-lean"], 1e6).miss_rate
@@ -137,7 +137,7 @@ def test_memory_of_rows_in_bytes():
 
 
 def test_servers_that_still_fill_have_evicted_nothing():
-    options = Options(steps=2, row_format="f32-adagrad", evict=True)
+    options = SimulateOptions(steps=2, row_format="f32-adagrad", evict=True)
     for samples, evicted in ((0.0, "0"), (1e6, "0"), (None, "486 G")):
         told = facts_on(run(replace(options, after_samples=samples)))["Does it fit?"]
         assert told["rows on the servers"].endswith(f"; {evicted} evicted")

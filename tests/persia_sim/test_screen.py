@@ -12,7 +12,7 @@ from persia_sim.__main__ import main
 from persia_sim.base.command_line import read_options
 from persia_sim.base.facts import on_screen
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options, run
+from persia_sim.cli import SimulateOptions, run
 from persia_sim.cluster.scenario import Discipline
 from persia_sim.engine.simulate import simulate
 from persia_sim.report.figures import as_json, figures
@@ -118,7 +118,8 @@ WORDS = ("--cluster", "v100-2021-09", "--workload", "taobao-ad", "--ranks", "2",
 
 def test_the_command_prints_a_screen_or_json():
     screen, document = (
-        run(read_options(Options, [*WORDS, *form], "persia-sim")) for form in ([], ["--json"])
+        run(read_options(SimulateOptions, [*WORDS, *form], "persia-sim"))
+        for form in ([], ["--json"])
     )
     assert screen.startswith("What is simulated?\n  cluster ")
     told = json.loads(document)
@@ -142,7 +143,9 @@ def test_a_name_from_a_file_leaves_the_document_one(tmp_path, monkeypatch, capsy
 @pytest.mark.long
 def test_a_rate_far_below_what_the_nics_allow_says_so_beside_that_of_another_discipline():
     options = {"cluster": "h100-host", "workload": "kwai-video", "mode": "hybrid", "tau": 16}
-    each = Options(**options, servers=8, workers=8, steps=150, discipline=Discipline.FLUID_EACH)
+    each = SimulateOptions(
+        **options, servers=8, workers=8, steps=150, discipline=Discipline.FLUID_EACH
+    )
     line = next(line for line in run(each).splitlines() if "shared otherwise" in line)
     assert "% below what the NICs allow; as fluid it is 1.0" in line
     assert "shared otherwise" not in run(replace(each, discipline=Discipline.FLUID))

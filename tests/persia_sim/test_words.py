@@ -17,7 +17,7 @@ from persia_sim.base.files import atomic_write, held, remove_abandoned
 from persia_sim.base.rules import printable
 from persia_sim.base.staleness import staleness_in_pushes, staleness_in_steps, summary_of
 from persia_sim.base.trace import ALL, Event, Kind, Trace
-from persia_sim.base.vocabulary import Mode
+from persia_sim.base.vocabulary import ENDLESS, Mode
 from persia_sim.base.window import Watermarks, constant_lag
 from tests.persia_sim.oracles import constant_lag_trace, mean_by_shard
 
@@ -281,7 +281,7 @@ def test_the_slowest_rank_that_still_has_steps_decides():
         marks.close(rank, closed[rank])
         closed[rank] += 1
         open_ranks = [n for n, end in zip(closed, ends, strict=True) if n < end]
-        assert marks.closed_steps() == (min(open_ranks) if open_ranks else 2**62)
+        assert marks.closed_steps() == (min(open_ranks) if open_ranks else ENDLESS)
 
 
 def test_only_raw_hybrid_and_hybrid_may_merge():

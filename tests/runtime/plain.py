@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
 from runtime.models.inputs import Embeddings
-from runtime.rank.parts import assemble
+from runtime.rank.components import assemble
 from tests.runtime.worlds import ArraySource, World, run
 
 DENSE_OPTIMIZERS = {

@@ -84,8 +84,8 @@ def test_many_tables_are_told_by_those_with_the_fewest_rows():
 def test_an_order_that_is_not_known_gives_no_number():
     """Of servers that kept no order, as after the death of one: null in every field, never 0."""
     engine, recorder = SimpleNamespace(servers=2), SimpleNamespace(keeps=False)
-    parts = SimpleNamespace(config=SimpleNamespace(engine=engine), recorder=recorder)
-    run: Any = SimpleNamespace(parts=parts, is_whole=False)
+    components = SimpleNamespace(config=SimpleNamespace(engine=engine), recorder=recorder)
+    run: Any = SimpleNamespace(components=components, is_whole=False)
     unknown = Training.staleness(run, Trace(np.zeros((0, 5), np.int64)))
     assert facts_of(whole(summary_of(staleness=unknown)))["staleness"].startswith("not known: ")
     document = json.loads(as_json({"staleness": unknown}, "runs/a"))

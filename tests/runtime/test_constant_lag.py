@@ -41,5 +41,5 @@ def test_the_loop_gives_the_bytes_and_the_events_of_the_order_of_a_constant_lag(
 
 @pytest.mark.parametrize("mode", Mode)
 def test_the_loop_is_the_default_of_every_mode_with_a_common_step(mode):
-    parts = assemble_for(config(mode=mode, ranks=2), ArraySource(48))
-    assert isinstance(open_executor(parts), ConstantLagRun) == mode.has_barrier
+    components = assemble_for(config(mode=mode, ranks=2), ArraySource(48))
+    assert isinstance(open_executor(components), ConstantLagRun) == mode.has_barrier

@@ -88,7 +88,7 @@ def of_mode(chosen: TrainConfig, trace: Path) -> TrainConfig:
     """A replay with nothing but what counts: mode, ranks and shards."""
     sync = chosen.sync
     tau = {"tau": DEFAULT_TAU} if sync.mode.reads_late_rows else {}
-    shards = chosen.engine.server_count
+    shards = chosen.engine.shard_count
     given = {"mode": sync.mode, "ranks": sync.ranks, "shards": shards, "data": chosen.data} | tau
     return config(executor="replay", trace=trace, **given)
 

@@ -22,8 +22,8 @@ from runtime.dense.buckets import MAX_BUCKET_BYTES, bucket_plan
 from runtime.dense.optimizer import sum_in_rank_order
 from runtime.dense.rules import Rendezvous
 from runtime.embedding.config import RowOptimizer
+from runtime.rank.components import assemble
 from runtime.rank.learner import Learner
-from runtime.rank.parts import assemble
 from runtime.stop import RunStopped, Stop
 from tests.runtime.plain import assert_equal_to, gradients_of, plain_training
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run

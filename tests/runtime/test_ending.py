@@ -290,17 +290,17 @@ def test_who_listens_for_the_end_of_a_run_is_forgotten_when_it_goes():
 def test_a_checkpoint_that_cannot_be_taken_does_not_hold_the_rows(monkeypatch):
     training = Training(assemble_for(config(), ArraySource(100)), {})
     with monkeypatch.context() as patch:
-        patch.setattr(training.engine.rule, "state_dict", lambda: bytearray(1 << 60))
+        patch.setattr(training.executor.rule, "state_dict", lambda: bytearray(1 << 60))
         with pytest.raises(MemoryError):
             training.take(None, False)
-    assert not training.parts.store.saving.locked()
+    assert not training.components.store.saving.locked()
     training.take(None, False).rows.drop()
 
 
 def test_what_stops_a_run_between_its_legs_is_what_is_told(monkeypatch):
     def end_leg(team):
-        team.parts.stop.set(PeerError("embedding server 0 has died"))
-        team.parts.stop.check()  # where the leg's last pushes are waited for
+        team.components.stop.set(PeerError("embedding server 0 has died"))
+        team.components.stop.check()  # where the leg's last pushes are waited for
 
     monkeypatch.setattr(Team, "end_leg", end_leg)
     with pytest.raises(PeerError, match="embedding server 0 has died"):

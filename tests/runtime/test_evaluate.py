@@ -16,7 +16,7 @@ from runtime.data.batch import Batch
 from runtime.embedding.batch_rows import Handle
 from runtime.embedding.config import HashStack
 from runtime.executors.given_order import OrderedRun, constant_lag_order
-from runtime.rank.parts import assemble
+from runtime.rank.components import assemble
 from runtime.run import evaluate as evaluate_module
 from runtime.run.evaluate import HeldOut, best_reachable_auc, evaluate, row_share_lines
 from runtime.run.session import train
@@ -212,9 +212,9 @@ def test_a_snapshot_has_the_rows_that_were_applied_and_the_weights_of_the_update
     source = ArraySource(300)
     chosen = config(mode=Mode.HYBRID, tau=2, ranks=2, evaluate_every_steps=4)
     curve = train(chosen, source).curve
-    parts = assemble(chosen, source)
-    parts.meter.start()
-    events = list(constant_lag_order(chosen, parts.feed))
+    components = assemble(chosen, source)
+    components.meter.start()
+    events = list(constant_lag_order(chosen, components.feed))
     update = next(k for k, e in enumerate(events) if e.kind == Kind.DENSE_UPDATE and e.step == 3)
     half = assemble(chosen, source)
     half.meter.start()

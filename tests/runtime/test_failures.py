@@ -9,7 +9,7 @@ import pytest
 from persia_sim.base.vocabulary import Mode
 from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.executors.threads import ConcurrentRun
-from runtime.rank.parts import assemble
+from runtime.rank.components import assemble
 from tests.runtime.hosts.test_faults import in_thread
 from tests.runtime.worlds import ArraySource, config
 
@@ -28,13 +28,13 @@ def bounded(work, seconds: float = 120.0):
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_error_while_a_snapshot_is_evaluated_ends_the_run(mode, ranks):
     """Evaluation runs inside the dense update, where all other ranks wait."""
-    parts = assemble(config(mode=mode, ranks=ranks, executor="concurrent"), SOURCE)
+    components = assemble(config(mode=mode, ranks=ranks, executor="concurrent"), SOURCE)
 
     def full_disk(updates, samples, model):
         raise OSError("no space left under metrics.jsonl")
 
-    parts.meter.start(every=3, evaluate=full_disk)
-    error = bounded(ConcurrentRun(parts).run)
+    components.meter.start(every=3, evaluate=full_disk)
+    error = bounded(ConcurrentRun(components).run)
     assert isinstance(error, OSError)
     assert "no space left" in str(error)
 
@@ -46,8 +46,8 @@ def test_an_error_of_the_dense_optimiser_ends_the_run(mode, ranks, monkeypatch):
         raise MemoryError("dense step")
 
     monkeypatch.setattr(FunctionalOptimizer, "step", out_of_memory)
-    parts = assemble(config(mode=mode, ranks=ranks, executor="concurrent"), SOURCE)
-    assert isinstance(bounded(ConcurrentRun(parts).run), MemoryError)
+    components = assemble(config(mode=mode, ranks=ranks, executor="concurrent"), SOURCE)
+    assert isinstance(bounded(ConcurrentRun(components).run), MemoryError)
 
 
 @pytest.mark.parametrize("verb", ["read", "refresh", "update"])
@@ -55,8 +55,8 @@ def test_an_error_of_the_dense_optimiser_ends_the_run(mode, ranks, monkeypatch):
 def test_an_error_under_a_servers_lock_ends_the_run(mode, verb):
     if verb == "refresh" and mode is not Mode.LOOKAHEAD:
         pytest.skip("only lookahead refreshes")
-    parts = assemble(config(mode=mode, ranks=3, shards=2, executor="concurrent"), SOURCE)
-    rows = parts.store.servers[1].rows
+    components = assemble(config(mode=mode, ranks=3, shards=2, executor="concurrent"), SOURCE)
+    rows = components.store.servers[1].rows
     plain, calls = getattr(rows, verb), []
 
     def fails_later(*arguments):
@@ -66,14 +66,14 @@ def test_an_error_under_a_servers_lock_ends_the_run(mode, verb):
         return plain(*arguments)
 
     setattr(rows, verb, fails_later)
-    error = bounded(ConcurrentRun(parts).run)
+    error = bounded(ConcurrentRun(components).run)
     assert isinstance(error, MemoryError)
 
 
 def test_a_second_run_in_the_same_process_starts_afresh_after_a_failure():
-    parts = assemble(config(mode=Mode.HYBRID, ranks=2, executor="concurrent"), SOURCE)
-    parts.meter.start(every=1, evaluate=lambda u, s, m: 1 / 0)
-    assert isinstance(bounded(ConcurrentRun(parts).run), ZeroDivisionError)
+    components = assemble(config(mode=Mode.HYBRID, ranks=2, executor="concurrent"), SOURCE)
+    components.meter.start(every=1, evaluate=lambda u, s, m: 1 / 0)
+    assert isinstance(bounded(ConcurrentRun(components).run), ZeroDivisionError)
     again = assemble(config(mode=Mode.HYBRID, ranks=2, executor="concurrent"), SOURCE)
     again.meter.start()
     assert bounded(ConcurrentRun(again).run) is None
@@ -83,10 +83,10 @@ def test_a_second_run_in_the_same_process_starts_afresh_after_a_failure():
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID])
 def test_a_stop_is_heard_while_messages_travel(mode):
     """A minute of injected latency; the run ends within a moment of being stopped."""
-    parts = assemble(config(mode=mode, ranks=2, executor="concurrent", latency_s=60.0), SOURCE)
-    parts.meter.start()
-    thread, errors = in_thread(ConcurrentRun(parts).run)
+    components = assemble(config(mode=mode, ranks=2, executor="concurrent", latency_s=60.0), SOURCE)
+    components.meter.start()
+    thread, errors = in_thread(ConcurrentRun(components).run)
     time.sleep(0.3)
-    parts.stop.set(None)
+    components.stop.set(None)
     thread.join(50)  # less than the latency
     assert not thread.is_alive() and not errors

@@ -15,7 +15,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime.data.source import rebatch
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.executors.threads import ConcurrentRun
-from runtime.rank.parts import assemble
+from runtime.rank.components import assemble
 from runtime.run.session import train
 from tests.runtime.worlds import (
     ENGINES,
@@ -63,12 +63,12 @@ def test_rows_with_state_and_half_storage_go_on_lease_whole():
 def test_the_lease_ends_when_the_window_has_passed(ahead):
     """12,000 ids go by; behind the last step the worker keeps those of the last ``ahead``."""
     source = ArraySource(2400, ids_per_field=4000)
-    parts = assemble(config(ahead=ahead, **FORWARDED), source)
-    parts.meter.start()
-    threads = ConcurrentRun(parts)
+    components = assemble(config(ahead=ahead, **FORWARDED), source)
+    components.meter.start()
+    threads = ConcurrentRun(components)
     threads.run()
     copies = threads._team.copies
-    assert copies is not None and len(parts.store) > 3000
+    assert copies is not None and len(components.store) > 3000
     batches = list(rebatch(source.chunks("train"), 24))
     last = np.unique(np.concatenate([batch.ids for batch in batches[-ahead:]]))
     assert np.array_equal(np.sort(copies.export()["rows"][0]), last)
@@ -135,12 +135,12 @@ def test_a_lost_push_is_lost_at_the_worker_and_at_the_servers():
 
 
 def test_values_on_lease_are_those_of_the_server_when_the_run_ends():
-    parts = assemble(config(ahead=3, **FORWARDED), SOURCE)
-    parts.meter.start()
-    threads = ConcurrentRun(parts)
+    components = assemble(config(ahead=3, **FORWARDED), SOURCE)
+    components.meter.start()
+    threads = ConcurrentRun(components)
     threads.run()
     ids, values, state = threads._team.copies.export()["rows"]
-    all_ids, all_values, all_state = parts.store.export()["rows"]
+    all_ids, all_values, all_state = components.store.export()["rows"]
     where = np.searchsorted(all_ids, ids)
     assert (all_ids[where] == ids).all()
     assert (all_values[where] == values).all()

@@ -15,7 +15,7 @@ from persia_sim.base.window import constant_lag
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
-from runtime.rank.parts import fresh_tables
+from runtime.rank.components import fresh_tables
 from runtime.run.saver import Saving
 from runtime.run.session import train
 from tests.runtime.worlds import (

@@ -13,7 +13,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig, TrainConfig
 from runtime.embedding.config import Admission, Capacity, RowOptimizer, TableConfig
 from runtime.models.networks import FeedForward
-from runtime.rank.parts import assemble, why_one_by_one
+from runtime.rank.components import assemble, why_one_by_one
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, difference, run
 
@@ -150,10 +150,10 @@ REASONS = {
 def test_ranks_are_computed_one_by_one_where_more_than_sums_would_change(name):
     changes, words = REASONS[name]
     chosen = config(**{"ranks": 4, "fuse_ranks": True, **changes})
-    parts = assemble(chosen, ArraySource(48))
-    tables = parts.store.tables.values()
-    assert words in why_one_by_one(chosen, parts.learner.model, tables)
-    assert not parts.fused
+    components = assemble(chosen, ArraySource(48))
+    tables = components.store.tables.values()
+    assert words in why_one_by_one(chosen, components.learner.model, tables)
+    assert not components.fused
 
 
 def test_a_model_that_says_so_is_fused():

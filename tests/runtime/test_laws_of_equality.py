@@ -17,7 +17,7 @@ from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import updates_missed
 from runtime.embedding.config import Admission, Capacity
 from runtime.executors.replayable import DECIDES_NO_BYTE, refuse_other_run, trace_meta
-from runtime.rank.parts import tables_of
+from runtime.rank.components import tables_of
 from tests.runtime.worlds import (
     ENGINES,
     OPTIONS,

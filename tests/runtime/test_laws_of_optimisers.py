@@ -13,8 +13,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from runtime.data.batch import Batch
 from runtime.embedding.config import RowOptimizer
 from runtime.models.inputs import Embeddings
+from runtime.rank.components import assemble
 from runtime.rank.feed import training_stream
-from runtime.rank.parts import assemble
 from tests.runtime.worlds import ArraySource, changed, config, run
 
 TORCH = {

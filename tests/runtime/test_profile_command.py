@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cli import Options, scenario_of
+from persia_sim.cli import SimulateOptions, scenario_of
 from persia_sim.cluster.demand import Demand, demand
 from persia_sim.cluster.machine import Precision
 from persia_sim.cluster.workload import Workload
@@ -29,7 +29,7 @@ from runtime.embedding.native.store import use_threads
 from runtime.executors.threads import ConcurrentRun
 from runtime.model_commands import describe_profile
 from runtime.rank import learner as learner_module
-from runtime.rank.parts import assemble
+from runtime.rank.components import assemble
 from runtime.rank.staging import StreamStaging
 from runtime.run import process_costs
 from runtime.run import profile as measuring
@@ -134,7 +134,7 @@ def simulated_step_s(profile: dict, folder: Path) -> tuple[float, Demand]:
     """A step of sync with one rank that computes by this profile, and what it asks."""
     write_json(folder / "p.json", profile)
     (folder / "small.toml").write_text(SMALL)
-    scenario = scenario_of(Options(
+    scenario = scenario_of(SimulateOptions(
         cluster="this-host", workload=str(folder / "small.toml"), profile=folder / "p.json",
         mode="sync", ranks=1, steps=40,
     ))  # fmt: skip
@@ -180,7 +180,9 @@ def test_a_step_of_sync_is_simulated_as_the_sum_of_the_stages_that_were_profiled
 
 def demand_of_small(folder: Path) -> Workload:
     (folder / "small.toml").write_text(SMALL)
-    return scenario_of(Options(cluster="this-host", workload=str(folder / "small.toml"))).workload
+    return scenario_of(
+        SimulateOptions(cluster="this-host", workload=str(folder / "small.toml"))
+    ).workload
 
 
 @pytest.mark.long
@@ -197,10 +199,10 @@ def test_a_simulated_step_is_the_measured_one_within_a_factor_of_two(tmp_path, m
             rows=TableConfig(dim=4), model=ModelConfig(hidden=(8,)), batch=256, steps=steps,
             sync=SyncConfig(mode=Mode.SYNC), engine=EngineConfig(executor="concurrent"),
         )  # fmt: skip
-        with closing(assemble(config, source)) as parts:
-            parts.meter.start()
+        with closing(assemble(config, source)) as components:
+            components.meter.start()
             began_s = time.process_time()
-            ConcurrentRun(parts).run()
+            ConcurrentRun(components).run()
             return time.process_time() - began_s
 
     run_s(40)  # threads start, memory is mapped
@@ -221,7 +223,7 @@ def test_copies_of_a_gpu_are_laws_of_bytes_that_the_simulator_charges(tmp_path, 
     # Steps less copies: on a busy machine no rate that a GPU can have.
     found["gpu"]["flops_per_s"] = [(16, 1e9), (64, 1e9)]
     write_json(tmp_path / "p.json", found)
-    scenario = scenario_of(Options(workload="criteo-ad", profile=tmp_path / "p.json"))
+    scenario = scenario_of(SimulateOptions(workload="criteo-ad", profile=tmp_path / "p.json"))
     law, bytes_in = found["laws"]["copy_in"], scenario.workload.activation_bytes
     bytes_in += scenario.workload.input_bytes
     expected = law["fixed_s"] + law["per_byte_s"] * bytes_in

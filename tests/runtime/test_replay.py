@@ -13,7 +13,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.dense import loss_scale
 from runtime.executors.replayable import other_facts, refuse_other_run, trace_meta
-from runtime.rank.parts import tables_of
+from runtime.rank.components import tables_of
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, TwoTables, changed, config, run
 

@@ -15,8 +15,8 @@ from runtime.embedding.config import HashStack
 from runtime.executors.threads import ConcurrentRun
 from runtime.inference import open_model
 from runtime.rank import learner as learner_module
+from runtime.rank.components import assemble
 from runtime.rank.learner import NonFiniteError
-from runtime.rank.parts import assemble
 from runtime.rank.staging import HostStaging, StreamStaging
 from runtime.run.evaluate import evaluate
 from runtime.serving import trained
@@ -105,12 +105,12 @@ def test_a_model_of_two_tables_reads_each_with_its_own_width_and_rows(
 
 def test_a_run_again_over_the_same_rows_counts_its_waits_and_stages_anew():
     source = ArraySource(96)
-    parts = assemble(config(mode=Mode.HYBRID, ranks=2, executor="concurrent"), source)
-    parts.meter.start()
-    ConcurrentRun(parts).run()
-    parts.store.waited_s[0, 0] = 5.0
-    assert parts.spans.seconds
-    again = parts.again(source)
+    components = assemble(config(mode=Mode.HYBRID, ranks=2, executor="concurrent"), source)
+    components.meter.start()
+    ConcurrentRun(components).run()
+    components.store.waited_s[0, 0] = 5.0
+    assert components.spans.seconds
+    again = components.again(source)
     assert again.spans.seconds == {} and again.store.waited_s == {}
-    assert (again.meter.samples, parts.meter.samples) == (0, 96)
-    parts.store.close()
+    assert (again.meter.samples, components.meter.samples) == (0, 96)
+    components.store.close()

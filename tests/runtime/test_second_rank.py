@@ -269,13 +269,13 @@ def process_rank(rank: int, heard: Callable[[str], list[str]]) -> tuple[GroupedR
     group = SimpleNamespace(
         rank=rank, ranks=3, status="", legs_ended=0, gather=lambda what, text: heard(text)
     )
-    parts = SimpleNamespace(
+    components = SimpleNamespace(
         config=config(), meter=SimpleNamespace(batches_skipped=0, pushes_lost=0, updates=5),
         learner=SimpleNamespace(drew_unseeded=False),
         worker=SimpleNamespace(row_gradient_seen=False),
         spans=SimpleNamespace(seconds={}, paused_s={}), store=SimpleNamespace(waited_s={}),
     )  # fmt: skip
-    return GroupedRank(group), parts
+    return GroupedRank(group), components
 
 
 def words(**changes: Any) -> str:
@@ -300,27 +300,27 @@ def test_rank_0_takes_up_what_each_other_rank_has_met_in_each_leg(who):
                 "waited": [[who, 1, 0.25]]}  # fmt: skip
         return [own, *(words(**(legs[len(said)] | more) if r == who else {}) for r in (1, 2))]
 
-    rank, parts = process_rank(0, heard)
-    parts.meter.batches_skipped, parts.meter.pushes_lost = 1, 1
-    parts.spans.seconds, parts.store.waited_s = {(0, "load"): 9.0}, {(0, 1): 8.0}
-    rank.end_leg(parts)
-    assert (parts.meter.batches_skipped, parts.meter.pushes_lost) == (3, 2)
-    assert parts.learner.drew_unseeded and parts.worker.row_gradient_seen
-    assert parts.spans.seconds == {(0, "load"): 9.0, (who, "load"): 1.5}
-    assert parts.store.waited_s == {(0, 1): 8.0, (who, 1): 0.25}
+    rank, components = process_rank(0, heard)
+    components.meter.batches_skipped, components.meter.pushes_lost = 1, 1
+    components.spans.seconds, components.store.waited_s = {(0, "load"): 9.0}, {(0, 1): 8.0}
+    rank.end_leg(components)
+    assert (components.meter.batches_skipped, components.meter.pushes_lost) == (3, 2)
+    assert components.learner.drew_unseeded and components.worker.row_gradient_seen
+    assert components.spans.seconds == {(0, "load"): 9.0, (who, "load"): 1.5}
+    assert components.store.waited_s == {(0, 1): 8.0, (who, 1): 0.25}
     said.append("a leg")
-    parts.spans.paused_s[0] = 3.0
-    rank.end_leg(parts)
-    assert (parts.meter.batches_skipped, parts.meter.pushes_lost) == (6, 6)
-    assert parts.spans.paused_s == {0: 3.0, 1: 3.0, 2: 3.0}, "all wait while rank 0 evaluates"
+    components.spans.paused_s[0] = 3.0
+    rank.end_leg(components)
+    assert (components.meter.batches_skipped, components.meter.pushes_lost) == (6, 6)
+    assert components.spans.paused_s == {0: 3.0, 1: 3.0, 2: 3.0}, "all wait while rank 0 evaluates"
 
 
 def test_a_rank_tells_of_each_leg_what_is_new_in_it():
     told: list[dict] = []
-    rank, parts = process_rank(2, lambda own: told.append(json.loads(own)) or [own] * 3)
+    rank, components = process_rank(2, lambda own: told.append(json.loads(own)) or [own] * 3)
     for skipped, lost in ((2, 1), (2, 4)):
-        parts.meter.batches_skipped, parts.meter.pushes_lost = skipped, lost
-        rank.end_leg(parts)
+        components.meter.batches_skipped, components.meter.pushes_lost = skipped, lost
+        rank.end_leg(components)
     assert [(one["skipped"], one["lost"]) for one in told] == [(2, 1), (0, 3)]
     assert rank.group.legs_ended == 2
 
@@ -338,10 +338,12 @@ def test_what_was_left_out_before_a_resume_is_counted_where_it_is_told_alone(lea
     start = read_checkpoint(complete_checkpoints(tmp_path)[-1])
     assert start.state.meter["batches_skipped"] == 2
     more = config(nonfinite="skip", steps=4)
-    parts = assemble_for(more, source, samples=start.state.samples)
+    components = assemble_for(more, source, samples=start.state.samples)
     if not leads:
-        parts.process.leads = False
-    training = Training(parts, trace_meta(more, source, parts.store.tables), Saving(start=start))
+        components.process.leads = False
+    training = Training(
+        components, trace_meta(more, source, components.store.tables), Saving(start=start)
+    )
     training.begin(None, None)
-    assert parts.meter.batches_skipped == (2 if leads else 0)
-    assert parts.meter.samples == start.state.samples
+    assert components.meter.batches_skipped == (2 if leads else 0)
+    assert components.meter.samples == start.state.samples

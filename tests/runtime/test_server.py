@@ -21,7 +21,7 @@ from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.sharded import ShardedStore
 from runtime.hosts.wire.coroutines import LoopCondition
-from runtime.rank.parts import server_rules
+from runtime.rank.components import server_rules
 from runtime.stop import Turns
 from tests.runtime.hosts.served import LAYOUT, SGD, batch_of, ones
 from tests.runtime.hosts.test_faults import in_thread, until

@@ -27,8 +27,8 @@ from runtime.executors import threads as threads_module
 from runtime.executors.threads import ConcurrentRun
 from runtime.models.inputs import Embeddings
 from runtime.rank import learner as learner_module
+from runtime.rank.components import assemble
 from runtime.rank.learner import LateLoss, NonFiniteError
-from runtime.rank.parts import assemble
 from runtime.rank.progress import Meter
 from runtime.rank.staging import Coming, HostStaging, StreamName, StreamStaging, open_staging
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
@@ -395,8 +395,8 @@ def test_beside_a_gpu_the_kernels_of_the_rows_have_all_threads_in_every_mode(mon
     monkeypatch.setattr(threads_module, "use_threads", asked.append)
     chosen = config(mode=mode, executor="concurrent", ranks=2, threads=3, steps=2)
     for device in ("cuda", "cpu"):
-        parts = assemble(chosen, ArraySource(100))
-        ConcurrentRun(replace(parts, config=changed(chosen, device=device))).run()
+        components = assemble(chosen, ArraySource(100))
+        ConcurrentRun(replace(components, config=changed(chosen, device=device))).run()
     assert asked == [3, 1]
 
 

@@ -129,7 +129,7 @@ def test_a_better_score_of_a_batch_that_was_under_way_does_not_take_the_end_back
     monkeypatch.setattr(
         Training,
         "note_score",
-        lambda self, score, most: note(self, first.get(self.parts.meter.updates, 4.0), most),
+        lambda self, score, most: note(self, first.get(self.components.meter.updates, 4.0), most),
     )
     ahead = SyncConfig(mode="lookahead", ahead=20)
     found = train(replace(CONFIG, sync=ahead, checkpoint=CheckpointConfig()))

@@ -36,7 +36,7 @@ from runtime.executors.given_order import OrderedRun
 from runtime.executors.threads import ConcurrentRun
 from runtime.hosts.dense.async_weights import DenseServer, RemoteWeights
 from runtime.models.networks import BUILT_IN
-from runtime.rank.parts import assemble
+from runtime.rank.components import assemble
 from runtime.rank.progress import Meter, SpanRecorder, bound_by
 from runtime.rank.stages import Team
 from runtime.run.session import train
@@ -124,18 +124,22 @@ def test_a_round_of_averaging_moves_every_replica_by_mean_minus_what_it_put_in()
 def test_a_snapshot_in_the_middle_of_threads_sees_rows_and_weights_that_stand_still(mode):
     chosen = config(mode=mode, ranks=3, executor="concurrent",
                     **({"tau": 3} if mode.reads_late_rows else {}))  # fmt: skip
-    parts = assemble(chosen, ArraySource(600))
+    components = assemble(chosen, ArraySource(600))
     batch = next(iter(SOURCE.chunks("test")))
     changed = []
 
     def look_twice(updates: int, samples: int, model: torch.nn.Module) -> None:
-        first = parts.learner.predict(model, batch, parts.worker.pool(parts.store.peek(batch)))
+        first = components.learner.predict(
+            model, batch, components.worker.pool(components.store.peek(batch))
+        )
         time.sleep(0.03)
-        second = parts.learner.predict(model, batch, parts.worker.pool(parts.store.peek(batch)))
+        second = components.learner.predict(
+            model, batch, components.worker.pool(components.store.peek(batch))
+        )
         changed.append(not np.array_equal(first, second))
 
-    parts.meter.start(every=5, evaluate=look_twice)
-    ConcurrentRun(parts).run()
+    components.meter.start(every=5, evaluate=look_twice)
+    ConcurrentRun(components).run()
     assert len(changed) >= 5
     assert not any(changed)
 
@@ -143,17 +147,17 @@ def test_a_snapshot_in_the_middle_of_threads_sees_rows_and_weights_that_stand_st
 def test_snapshots_of_threads_in_sync_are_those_of_the_lag_executor():
     scores = []
     for executor in ("constant_lag", "concurrent"):
-        parts = assemble(config(ranks=2, executor=executor), SOURCE)
+        components = assemble(config(ranks=2, executor=executor), SOURCE)
         seen: list[float] = []
-        parts.meter.start(
-            every=4, evaluate=lambda u, s, m, p=parts, out=seen: out.append(
+        components.meter.start(
+            every=4, evaluate=lambda u, s, m, p=components, out=seen: out.append(
                 float(p.learner.predict(m, TEST, p.worker.pool(p.store.peek(TEST))).sum())
             )
         )  # fmt: skip
         if executor == "concurrent":
-            ConcurrentRun(parts).run()
+            ConcurrentRun(components).run()
         else:
-            OrderedRun(parts).run()
+            OrderedRun(components).run()
         scores.append(seen)
     assert scores[0] == scores[1]
     assert len(scores[0]) == 3
@@ -285,11 +289,13 @@ def test_holding_and_releasing_the_servers_is_no_training(clock):
     def evaluate(updates: int, samples: int, model: nn.Module) -> None:
         clock[0] += 20.0
 
-    parts = SimpleNamespace(
+    components = SimpleNamespace(
         config=config(mode=Mode.SYNC), store=SimpleNamespace(frozen=frozen, shards=1), meter=meter,
         process=SimpleNamespace(ranks=[0]), stop=Stop(),
     )  # fmt: skip
-    team = Team(parts, lambda parts, on_update: SimpleNamespace(snapshot=lambda: nn.Linear(1, 1)))
+    team = Team(
+        components, lambda components, on_update: SimpleNamespace(snapshot=lambda: nn.Linear(1, 1))
+    )
     meter.start(every=2, evaluate=evaluate)
     with spans.exchange(0, meter.pauses_s):
         for _ in range(6):
@@ -337,12 +343,12 @@ def test_rank_0_notes_what_other_processes_wait_for_its_evaluations():
 
 
 def test_what_bound_a_run_says_nothing_of_the_next_one():
-    parts = assemble(config(executor="concurrent", steps=3), SOURCE)
-    parts.meter.start()
-    ConcurrentRun(parts).run()
-    parts.store.waited_s[0, 0] = 1.0  # as of a server process
-    assert parts.spans.seconds
-    again = parts.again(SOURCE)
+    components = assemble(config(executor="concurrent", steps=3), SOURCE)
+    components.meter.start()
+    ConcurrentRun(components).run()
+    components.store.waited_s[0, 0] = 1.0  # as of a server process
+    assert components.spans.seconds
+    again = components.again(SOURCE)
     assert (again.spans.seconds, again.store.waited_s) == ({}, {})
 
 

@@ -35,8 +35,8 @@ from runtime.executors.merge_recordings import merged_trace
 from runtime.executors.open import assemble_for
 from runtime.executors.threads import ConcurrentRun
 from runtime.process import flushing_denormals
+from runtime.rank.components import Components, fresh_tables
 from runtime.rank.learner import Learner
-from runtime.rank.parts import Parts, fresh_tables
 from runtime.rank.progress import Meter, SpanRecorder
 from runtime.run.session import Outcome
 from runtime.run.training import open_executor
@@ -254,28 +254,34 @@ def _run(
     torch.set_num_threads(settings.engine.threads)
     if len(os.listdir("/proc/self/fd")) > 256:
         gc.collect()  # connections of earlier worlds, which lie in circles: hundreds of open files
-    parts = assemble_for(settings, source)
+    components = assemble_for(settings, source)
     if spans is not None:
-        parts = replace(parts, spans=spans)
-    parts.meter.start()
+        components = replace(components, spans=spans)
+    components.meter.start()
     if settings.engine.executor == "concurrent":
-        threads = ConcurrentRun(parts, **concurrent)
+        threads = ConcurrentRun(components, **concurrent)
         threads.run()
         rule = threads.rule
     else:
-        alone = open_executor(parts) if order is None else OrderedRun(parts)
+        alone = open_executor(components) if order is None else OrderedRun(components)
         alone.run(*() if order is None else [order])
         rule = alone.rule
     rule.drain()
-    return World(parts.worker, parts.learner, trace_of(parts), parts.meter, rule.snapshot())
+    return World(
+        components.worker,
+        components.learner,
+        trace_of(components),
+        components.meter,
+        rule.snapshot(),
+    )
 
 
-def trace_of(parts: Parts) -> Trace:
+def trace_of(components: Components) -> Trace:
     """The order of a run, also where servers have written it down."""
-    sync = parts.config.sync
-    fresh = list(fresh_tables(sync.fresh, parts.store.layout))
+    sync = components.config.sync
+    fresh = list(fresh_tables(sync.fresh, components.store.layout))
     meta = {"mode": str(sync.mode), "ranks": sync.ranks, "tau": sync.window, "fresh": fresh}
-    return merged_trace(parts.recorder.finish(**meta), parts.store.recorded())
+    return merged_trace(components.recorder.finish(**meta), components.store.recorded())
 
 
 def assert_same_bytes(one: World | Outcome, other: World | Outcome) -> None:

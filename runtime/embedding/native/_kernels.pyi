@@ -1,4 +1,4 @@
-"""Kernels of the embedding engine; see runtime.embedding.native.store."""
+"""Kernels of the embedding layer; see runtime.embedding.native.store."""
 
 import enum
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ try:
     from runtime.embedding.native import _kernels as native
 except ImportError as error:
     raise ImportError(
-        f"the native embedding engine is not built for this Python ({error}): run"
+        f"the native kernels are not built for this Python ({error}): run"
         " `pip install -e .` in the repository (it needs a C++20 compiler such as g++ >= 11)"
     ) from error
 

@@ -105,7 +105,7 @@ def use_threads(count: int) -> None:
     The bytes do not depend on it. One is right where other threads compute meanwhile (hybrid,
     async, several ranks), the number of cores where nothing else does (sync with one rank).
     """
-    fit(count, Annotated[int, Within(1, MOST_THREADS)], "threads of the embedding engine")
+    fit(count, Annotated[int, Within(1, MOST_THREADS)], "threads of the native kernels")
     native.set_threads(count)
 
 

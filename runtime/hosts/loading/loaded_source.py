@@ -109,8 +109,6 @@ class LoadedSource:
     """A source whose training part comes from loaders, as names of samples (`ask`); everything else
     is read here."""
 
-    is_loaded_elsewhere = True
-
     def __init__(
         self,
         source: SharedSource,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from persia_sim.base.schema import parse
-from persia_sim.base.vocabulary import ALL
+from persia_sim.base.vocabulary import ALL, ENDLESS
 from runtime.checkpoint.shard import load_rows, load_vectors, see_folder, write_rows
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.store import freeze
@@ -189,7 +189,7 @@ class Service(ServedShard):
                 channel.send(message)
             if role in batches.of_earlier_run or message.kind is MessageKind.RUN_BEGINS:
                 continue
-            if message.kind is not MessageKind.FINISH and not 0 <= message.step < 2**62:
+            if message.kind is not MessageKind.FINISH and not 0 <= message.step < ENDLESS:
                 raise BadMessageError(
                     f"step {message.step} of a {message.kind.name} does not exist"
                 )

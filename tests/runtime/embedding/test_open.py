@@ -66,7 +66,7 @@ def test_missing_extension_is_one_sentence_with_the_remedy(monkeypatch):
 
 def test_wrong_number_of_threads_is_refused():
     for count in (0, 10_000):
-        with pytest.raises(ValueError, match=f"embedding engine must be [<>]= .*, got {count}"):
+        with pytest.raises(ValueError, match=f"native kernels must be [<>]= .*, got {count}"):
             use_threads(count)
 
 

@@ -99,11 +99,11 @@ def test_the_death_of_a_server_ends_a_wait_with_its_name_and_who_waited():
 @pytest.mark.parametrize("mode", [Mode.LOOKAHEAD, Mode.ASYNC])
 def test_a_run_whose_server_dies_ends_in_a_sentence_and_leaves_no_process(mode):
     chosen = config(mode=mode, ranks=2, servers=2, executor="concurrent", latency_s=0.02)
-    parts = assemble_for(chosen, ArraySource(24 * 4000))
-    pids = parts.store._client.pids
+    components = assemble_for(chosen, ArraySource(24 * 4000))
+    pids = components.store._client.pids
     samples = []
-    parts.meter.start(on_samples=samples.append)
-    threads = ConcurrentRun(parts)
+    components.meter.start(on_samples=samples.append)
+    threads = ConcurrentRun(components)
     thread, errors = in_thread(threads.run)
     until(lambda: len(samples) > 3)
     os.kill(pids[1], signal.SIGKILL)
@@ -111,17 +111,17 @@ def test_a_run_whose_server_dies_ends_in_a_sentence_and_leaves_no_process(mode):
     assert not thread.is_alive()
     assert isinstance(errors[0], PeerError)
     assert f"embedding server 1 (pid {pids[1]}) was killed by SIGKILL" in str(errors[0])
-    parts.store.close()
+    components.store.close()
     assert not any(map(lives, pids))
 
 
 def test_a_second_run_in_the_same_process_starts_afresh_after_a_failure():
     chosen = config(mode=Mode.HYBRID, tau=0, ranks=2, servers=2, executor="concurrent")
-    parts = assemble_for(chosen, SOURCE)
-    os.kill(parts.store._client.pids[0], signal.SIGKILL)
-    parts.meter.start()
+    components = assemble_for(chosen, SOURCE)
+    os.kill(components.store._client.pids[0], signal.SIGKILL)
+    components.meter.start()
     with pytest.raises(PeerError):
-        ConcurrentRun(parts).run()
+        ConcurrentRun(components).run()
     assert_same_bytes(run(config(ranks=2, shards=2), SOURCE), run(chosen, SOURCE))
 
 

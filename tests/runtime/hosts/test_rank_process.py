@@ -117,16 +117,18 @@ def train_one(
     settings: TrainConfig, here: GroupedRank, losing: set[tuple[int, int]]
 ) -> World | None:
     """As one rank; where pushes get lost, in two legs. What came of it, at rank 0."""
-    parts = assemble_for(settings, SOURCE, rank=here)
-    parts.meter.start()
-    run = ConcurrentRun(parts, lose_push=lambda *push: push in losing)
+    components = assemble_for(settings, SOURCE, rank=here)
+    components.meter.start()
+    run = ConcurrentRun(components, lose_push=lambda *push: push in losing)
     for end in [9, None] if losing else [None]:
-        parts.feed.begin_leg(end)
+        components.feed.begin_leg(end)
         run.run()
     if not here.leads:
         return None
     model = run.rule.snapshot()
-    return World(parts.worker, parts.learner, trace_of(parts), parts.meter, model)
+    return World(
+        components.worker, components.learner, trace_of(components), components.meter, model
+    )
 
 
 def write_down(folder: Path, world: World) -> None:
@@ -338,15 +340,15 @@ def interrupted_and_resumed(rank: int, ranks: int, store: dist.Store, folder: Pa
 def with_a_timeline(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     """In two legs; each rank's clock is 7 s ahead of the one before, as other hosts' may be."""
     here = on_one_host(rank, ranks, store)
-    parts = assemble_for(changed(settings_of("merged"), timeline=True), SOURCE, rank=here)
-    parts.spans._zero_s -= 7.0 * rank
-    parts.meter.start()
-    training = ConcurrentRun(parts)
+    components = assemble_for(changed(settings_of("merged"), timeline=True), SOURCE, rank=here)
+    components.spans._zero_s -= 7.0 * rank
+    components.meter.start()
+    training = ConcurrentRun(components)
     for end in (9, None):
-        parts.feed.begin_leg(end)
+        components.feed.begin_leg(end)
         training.run()
     if here.leads:
-        told = {"spans": parts.spans.spans, "moments": parts.spans.moments}
+        told = {"spans": components.spans.spans, "moments": components.spans.moments}
         (folder / "timeline.json").write_text(json.dumps(told))
     here.close()
 
@@ -473,10 +475,11 @@ def test_a_rank_that_is_stopped_between_two_legs_says_why(monkeypatch):
 
     told = json.dumps({"from": None, "trace_order": False, "sees": None})
     rank = SimpleNamespace(group=SimpleNamespace(gather=lambda *_: [told]))
-    parts = SimpleNamespace(stop=stop, store=SimpleNamespace(tables={}))
+    components = SimpleNamespace(stop=stop, store=SimpleNamespace(tables={}))
     for name, found in {
         "opened": lambda *_: contextlib.nullcontext(SOURCE), "agree": lambda *_: None,
-        "assemble_for": lambda *_, **__: parts, "trace_meta": lambda *_: {}, "Training": Stopped,
+        "assemble_for": lambda *_, **__: components, "trace_meta": lambda *_: {},
+        "Training": Stopped,
     }.items():  # fmt: skip
         monkeypatch.setattr(run_of_ranks, name, found)
     with pytest.raises(PeerError, match=r"^rank 1 has given no sign of life$"):
@@ -494,10 +497,10 @@ def test_the_leader_of_a_run_over_hosts_says_that_dense_gradients_are_plain(
         monkeypatch.setattr(rank_process, name, lambda *_, **__: SimpleNamespace(close=None))
     monkeypatch.setattr(GroupedRank, "_async_rule", lambda *_: None)
     learner = SimpleNamespace(model=None, scale=None)
-    parts = SimpleNamespace(
+    components = SimpleNamespace(
         config=config(mode=mode, ranks=2), learner=learner, stop=Stop(), recorder=None,
         overlaps_dense_sync=False,
     )  # fmt: skip
-    GroupedRank(group, ranks_here=ranks_here).open_rule(parts, None)
+    GroupedRank(group, ranks_here=ranks_here).open_rule(components, None)
     is_plain = "dense gradients travel between hosts in plain" in capsys.readouterr().err
     assert is_plain == (rank == 0 and ranks_here < 2 and mode is not Mode.ASYNC)

@@ -171,10 +171,10 @@ def trains_for_long(rank: int, ranks: int, store: dist.Store, folder: Path) -> N
     """What ends it is written down."""
     store, join, servers = place_in(rank, store, folder)
     settings = changed(settings_of("sync"), ranks=ranks, servers=1, **servers)
-    parts = assemble_for(settings, ArraySource(24 * 20_000), rank=join(rank, ranks, store))
-    parts.meter.start(on_samples=lambda samples: (folder / "trains").touch())
+    components = assemble_for(settings, ArraySource(24 * 20_000), rank=join(rank, ranks, store))
+    components.meter.start(on_samples=lambda samples: (folder / "trains").touch())
     try:
-        ConcurrentRun(parts).run()
+        ConcurrentRun(components).run()
     except PeerError as error:
         (folder / f"told-{rank}.part").write_text(str(error))
         (folder / f"told-{rank}.part").rename(folder / f"told-{rank}")

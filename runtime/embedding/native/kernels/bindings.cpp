@@ -255,7 +255,7 @@ void bind_machine(nb::module_& module) {
 }  // namespace embedding
 
 NB_MODULE(_kernels, module) {
-  module.doc() = "Kernels of the embedding engine; see runtime.embedding.native.store.";
+  module.doc() = "Kernels of the embedding layer; see runtime.embedding.native.store.";
   nb::set_leak_warnings(false);  // types live until the process ends; a warning helps nobody
   embedding::bind_options(module);
   embedding::bind_table(module);

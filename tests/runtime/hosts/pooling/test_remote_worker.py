@@ -28,7 +28,7 @@ from runtime.executors.threads import ConcurrentRun
 from runtime.hosts import row_processes
 from runtime.hosts.launch.processes import Address
 from runtime.hosts.wire.peers import connect
-from runtime.rank.parts import Parts, server_rules
+from runtime.rank.components import Components, server_rules
 from runtime.rank.stages import Computed, RankStages
 from runtime.stop import PeerError
 from tests.runtime.hosts.test_faults import in_thread, lives, suspend, until
@@ -53,13 +53,13 @@ APART = {"servers": 2, "workers": 2, "executor": "concurrent"}
 class Started:
     """A run that goes on, and the pids of its servers and workers."""
 
-    def __init__(self, parts: Parts, processes: row_processes.RowProcesses) -> None:
-        self.parts = parts
+    def __init__(self, components: Components, processes: row_processes.RowProcesses) -> None:
+        self.components = components
         self.servers, self.workers = (one.pids for one in processes.every)
         self.addresses = processes.addresses
         samples: list[int] = []
-        parts.meter.start(on_samples=samples.append)
-        self._thread, self._errors = in_thread(ConcurrentRun(parts).run)
+        components.meter.start(on_samples=samples.append)
+        self._thread, self._errors = in_thread(ConcurrentRun(components).run)
         until(lambda: len(samples) > 3)
 
     def error(self) -> BaseException:
@@ -78,15 +78,15 @@ def training(monkeypatch, **changes):
             found.append(self)
 
     monkeypatch.setattr(row_processes, "RowProcesses", Noted)
-    parts = assemble_for(config(ranks=3, latency_s=0.02, **APART, **changes), LONG)
+    components = assemble_for(config(ranks=3, latency_s=0.02, **APART, **changes), LONG)
     try:
-        yield Started(parts, found[0])
+        yield Started(components, found[0])
     finally:
         for one in found[0].every:
             for pid in one.pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
-        parts.store.close()
+        components.store.close()
 
 
 @pytest.mark.first_case
@@ -131,8 +131,8 @@ def test_only_its_ranks_and_nobody_without_the_secret_come_in(monkeypatch, capfd
             answer, _ = channel.receive(lambda: None)
             assert answer.kind.name == "FAILED"
             channel.close()
-        trained = found.parts.meter.samples
-        until(lambda: found.parts.meter.samples > trained)
+        trained = found.components.meter.samples
+        until(lambda: found.components.meter.samples > trained)
         os.kill(found.workers[0], signal.SIGKILL)
         found.error()
     told = capfd.readouterr().err
@@ -151,12 +151,12 @@ def test_gradients_of_a_row_that_overflow_at_a_worker_end_the_run_with_its_sente
 
     monkeypatch.setattr(row_processes.RemoteWorker, "give_back", huge)
     chosen = config(mode=Mode.HYBRID, ranks=3, **APART)
-    parts = assemble_for(chosen, ArraySource(24 * 40))
+    components = assemble_for(chosen, ArraySource(24 * 40))
     try:
         with pytest.raises(ValueError, match="summed over its occurrences at rank"):
-            ConcurrentRun(parts).run()
+            ConcurrentRun(components).run()
     finally:
-        parts.store.close()
+        components.store.close()
 
 
 @pytest.mark.first_case
@@ -175,16 +175,16 @@ def test_a_second_run_over_the_same_rows_with_more_workers_than_ranks(mode):
 
 def rows_of_two_runs(chosen: TrainConfig) -> TableArrays:
     source = Sequences(24 * 10)
-    parts = assemble_for(chosen, source)
+    components = assemble_for(chosen, source)
     try:
         for _ in range(2):
-            parts.meter.start()
-            ConcurrentRun(parts).run()
-            assert parts.meter.samples == 240
-            parts = parts.again(source)
-        return parts.store.export()
+            components.meter.start()
+            ConcurrentRun(components).run()
+            assert components.meter.samples == 240
+            components = components.again(source)
+        return components.store.export()
     finally:
-        parts.store.close()
+        components.store.close()
 
 
 # A worker that dies where rows are late anyway.
@@ -205,9 +205,9 @@ class Mortal:
 
     def __init__(self, monkeypatch, dies_at: Sequence[int], **changes: Any) -> None:
         chosen = config(ranks=3, tau=3, latency_s=0.002, workers=2, **changes)
-        parts = assemble_for(chosen, ArraySource(24 * STEPS))
+        components = assemble_for(chosen, ArraySource(24 * STEPS))
         self.told, self.killed, self.with_it = list[str](), 0, list[int]()
-        self.parts, self.store, self.meter = parts, parts.store, parts.meter
+        self.components, self.store, self.meter = components, components.store, components.meter
         rules = server_rules(chosen, self.store.layout, self.store.tables.values())
         saved = [SavedServer(rules, [0] * 3)]
         self.store.allow_failover(lambda shard: saved, self.told.append)
@@ -225,7 +225,7 @@ class Mortal:
 
     def run(self) -> None:
         self.meter.start()
-        ConcurrentRun(self.parts).run()
+        ConcurrentRun(self.components).run()
         self.store.drain()
 
 
@@ -379,7 +379,7 @@ def test_a_run_behind_one_that_was_stopped_hears_nothing_of_it(engine, monkeypat
     """Its lookups waited for the window as it was stopped."""
     source, push = ArraySource(24 * 20), RankStages.push
     chosen = config(mode=Mode.HYBRID, ranks=3, tau=2, **on_engine(engine, 2))
-    parts = assemble_for(chosen, source)
+    components = assemble_for(chosen, source)
 
     def fails(stages: RankStages, computed: Computed) -> None:
         if stages._rank == 0 and computed.handle.step == 5:
@@ -390,15 +390,15 @@ def test_a_run_behind_one_that_was_stopped_hears_nothing_of_it(engine, monkeypat
     try:
         with monkeypatch.context() as patch, pytest.raises(ValueError, match="of the first run"):
             patch.setattr(RankStages, "push", fails)
-            parts.meter.start()
-            ConcurrentRun(parts).run()
+            components.meter.start()
+            ConcurrentRun(components).run()
         for _ in range(2):
-            parts = parts.again(source)
-            parts.meter.start()
-            ConcurrentRun(parts).run()
-            assert parts.meter.samples == 24 * 20
+            components = components.again(source)
+            components.meter.start()
+            ConcurrentRun(components).run()
+            assert components.meter.samples == 24 * 20
     finally:
-        parts.store.close()
+        components.store.close()
 
 
 def test_workers_without_servers_and_with_rows_on_lease_are_refused():

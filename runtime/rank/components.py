@@ -1,4 +1,4 @@
-"""What an executor works with, put together in one place."""
+"""The components of a run, which an executor works with, put together in one place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.files import files_of
 from runtime.data.negatives import negatives_of
-from runtime.data.source import Source, loaded_elsewhere
+from runtime.data.source import LoadedElsewhere, Source
 from runtime.dense.averaging import TimedAveraging
 from runtime.dense.rules import AsyncRule, DenseRule, OnUpdate, SharedWeights
 from runtime.embedding.config import TableConfig
@@ -41,15 +41,17 @@ class OnlyProcess:
         self.ranks = ranks
         """Ranks that live here."""
 
-    def open_rule(self, parts: Parts, on_update: OnUpdate) -> DenseRule:
+    def open_rule(self, components: Components, on_update: OnUpdate) -> DenseRule:
         """The rule of the dense weights that the mode asks for; ``on_update`` matters where
         it leads."""
-        given = parts.config, parts.learner.model, parts.recorder, on_update
-        if parts.config.sync.mode.has_dense_server:
+        given = components.config, components.learner.model, components.recorder, on_update
+        if components.config.sync.mode.has_dense_server:
             return AsyncRule(*given)
-        if parts.config.sync.mode.averages_replicas:
+        if components.config.sync.mode.averages_replicas:
             return TimedAveraging(*given)
-        return SharedWeights(*given, overlapped=parts.overlaps_dense_sync, stop=parts.stop)
+        return SharedWeights(
+            *given, overlapped=components.overlaps_dense_sync, stop=components.stop
+        )
 
     def begin_leg(self, prepare: Callable[[], None]) -> None:
         """Return when all processes are ready and the leading one has prepared the servers."""
@@ -64,13 +66,13 @@ class OnlyProcess:
         """Why any process was asked to end the run; None: nobody was."""
         return why
 
-    def end_leg(self, parts: Parts) -> None:
+    def end_leg(self, components: Components) -> None:
         """Return when all processes have ended the leg; what they have left out is counted where it
         leads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Components:
     """A run that has not started: data, model, rows, and where it is written down."""
 
     config: TrainConfig
@@ -102,8 +104,8 @@ class Parts:
         if self.process.alone:
             self.store.close()
 
-    def again(self, source: Source) -> Parts:
-        """These parts over the stream from its start: model and rows stay, records are fresh."""
+    def again(self, source: Source) -> Components:
+        """The same over the stream from its start: model and rows stay, records are fresh."""
         stop = Stop()
         config = self.config
         store = self.store
@@ -150,7 +152,7 @@ def assemble(
     samples: int = 0,
     open_rows: OpenRows = rows_here,
     process: RankProcess | None = None,
-) -> Parts:
+) -> Components:
     """Build model, store and feed from a config; ``tables`` overrides ``config.rows`` by name.
 
     The feed begins behind the first ``samples`` of the stream.
@@ -172,7 +174,9 @@ def assemble(
         process = process or OnlyProcess(range(config.sync.ranks))
         feed = _feed(config, source, stop, samples, process, fused=fused)
         meter = Meter(feed.each)
-        return Parts(config, learner, worker, feed, recorder, meter, spans, stop, process, fused)
+        return Components(
+            config, learner, worker, feed, recorder, meter, spans, stop, process, fused
+        )
     except BaseException:
         store.close()
         raise
@@ -260,7 +264,6 @@ def _feed(
     ends = StepEnds() if process.leads and config.shares_steps else None
     first, stream = stream_from(config, source, samples, begin_pass, ends)
     barrier = config.sync.mode.has_barrier
-    loaded = loaded_elsewhere(source)
     return Feed(
         stream,
         config.sync.ranks,
@@ -269,7 +272,7 @@ def _feed(
         first,
         local_ranks=process.ranks,
         fused=fused,
-        asks=None if loaded is None else loaded.ask,
+        asks=source.ask if isinstance(source, LoadedElsewhere) else None,
         trained=trained,
         negatives=negatives_of(source, config.seed),
         ends=ends,
