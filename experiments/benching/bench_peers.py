@@ -25,14 +25,16 @@ from experiments.benching.windows import (
     summarize,
     verdict,
 )
-from experiments.options import MOST, Count, OneOf, Some, hold
+from experiments.options import MOST, STUDIED, Count, OneOf, Some, hold
 from experiments.tables import Column, drawn, table, write_csv
 from persia_sim.base.schema import Within
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.embedding.config import RowOptimizer, TableConfig
 
-OURS = ("ours sync", "ours lookahead", "ours hybrid")
+_OURS = {f"ours {mode}": mode for mode in Mode if mode is STUDIED or not mode.reads_late_rows}
+OURS = tuple(_OURS)
+"""The exact modes, and hybrid."""
 PEERS = ("fbgemm tbe", "torchrec fused", "torch sparse")
 ONE_STEP_LATE = ("ours hybrid tau 1", "torchrec semi-sync")
 """Systems whose rows are equally late, see tests/experiments/test_semi_sync.py."""
@@ -338,12 +340,11 @@ class _Candidates:
         # Ours, in each of its modes.
         options = self._options
         shape = self._shape
-        modes = dict(zip(OURS, (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID), strict=True))
-        if name in modes:
-            return self._ours(modes[name], precision)
+        if name in _OURS:
+            return self._ours(_OURS[name], precision)
         late, semi_sync = ONE_STEP_LATE
         if name == late:
-            return self._ours(Mode.HYBRID, precision, tau=1)
+            return self._ours(STUDIED, precision, tau=1)
         if name == semi_sync:
             return self._semi_sync()
 

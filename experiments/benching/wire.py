@@ -22,9 +22,10 @@ from typing import Any
 
 from experiments.benching.questions import config_of
 from experiments.benching.windows import Window, summarize
+from experiments.options import REFERENCE, STUDIED
 from experiments.tables import aligned
 from experiments.validating.slow_wire import rows_behind, slow_wire
-from persia_sim.base.vocabulary import Mode
+from persia_sim.base.vocabulary import Dense, Mode, Read, mode_of
 from runtime.config import ModelConfig, SyncConfig, TrainConfig
 
 GOAL = 0.10
@@ -66,9 +67,11 @@ class WireCase:
 
 def wire_cases(round_trips_s: Sequence[float], lookups: Sequence[int]) -> list[WireCase]:
     """Every mode over each round trip, with so many lookups in flight."""
-    late = partial(SyncConfig, mode=Mode.HYBRID, tau=16)
+    late = partial(SyncConfig, mode=STUDIED, tau=16)
     no_bound = 2**31
-    forwarded = SyncConfig(mode=Mode.LOOKAHEAD, lookahead="forwarded", ahead=16)
+    lookahead = mode_of(REFERENCE.rules._replace(read=Read.AHEAD, dense=Dense.OVERLAPPED))
+    forwarded = SyncConfig(mode=lookahead, lookahead="forwarded", ahead=16)
+    own_steps = [mode for mode in Mode if not mode.has_barrier]
     modes = [
         WireCase("hybrid, tau 4", late(tau=4), 5),
         WireCase("hybrid, tau 16", late(), 17),
@@ -76,13 +79,12 @@ def wire_cases(round_trips_s: Sequence[float], lookups: Sequence[int]) -> list[W
         WireCase("hybrid, 16 permits", late(tau=None, permits=16), no_bound),
         WireCase("hybrid, tau 16, 4 ranks", late(ranks=4), 17),
         WireCase("hybrid, tau 16, a worker beside the servers", late(), 17, workers=1),
-        WireCase("async, tau 16", late(mode=Mode.ASYNC), 17),
-        WireCase("async_averaging, tau 16", late(mode=Mode.ASYNC_AVERAGING), 17),
+        *(WireCase(f"{mode}, tau 16", late(mode=mode), 17) for mode in own_steps),
         WireCase("lookahead forwarded, ahead 16", forwarded, 17),
     ]
     waiting = [
         WireCase("sync", SyncConfig()),
-        WireCase("lookahead reread, ahead 4", SyncConfig(mode=Mode.LOOKAHEAD)),
+        WireCase("lookahead reread, ahead 4", SyncConfig(mode=lookahead)),
     ]
     cases = []
     for round_trip_s in round_trips_s:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from math import hypot, isfinite
 from typing import Annotated, Any
 
-from experiments.options import Count, OneOf, Planned, SimulatedSteps, Some
+from experiments.options import REFERENCE, STUDIED, Count, OneOf, Planned, SimulatedSteps, Some
 from experiments.result_cache import ResultCache
 from experiments.tables import Column, leave, table
 from persia_sim.base.schema import Within
-from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
+from persia_sim.base.vocabulary import DEFAULT_TAU, Dense, Mode, Read, mode_of
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets import point as points
@@ -33,6 +33,11 @@ def _wire(**values: Any) -> Change:
     return change
 
 
+def _not_overlapped(scenario: Scenario) -> Scenario:
+    mode = mode_of(scenario.mode.rules._replace(dense=Dense.ALL_REDUCED))
+    return replace(scenario, mode=mode)
+
+
 def _exact(mode: Mode, **values: Any) -> Change:
     """The change to a mode whose rows are never late."""
 
@@ -43,13 +48,15 @@ def _exact(mode: Mode, **values: Any) -> Change:
     return change
 
 
+LOOKAHEAD = mode_of(REFERENCE.rules._replace(read=Read.AHEAD, dense=Dense.OVERLAPPED))
+"""The exact mode that fetches ahead."""
 VARIANTS: dict[str, Change] = {
     ALL_ON: lambda s: s,
-    "all-reduce not overlapped": lambda s: replace(s, mode=Mode.RAW_HYBRID),
+    "all-reduce not overlapped": _not_overlapped,
     WINDOW: lambda s: replace(s, tau=0),
-    "neither (sync)": _exact(Mode.SYNC),
-    "lookahead, forwarded": _exact(Mode.LOOKAHEAD, lookahead="forwarded"),
-    "lookahead, read again": _exact(Mode.LOOKAHEAD),
+    "neither (sync)": _exact(REFERENCE),
+    "lookahead, forwarded": _exact(LOOKAHEAD, lookahead="forwarded"),
+    "lookahead, read again": _exact(LOOKAHEAD),
     MERGING: lambda s: replace(s, merge_pushes=False),
     "duplicate ids sent": _wire(deduplicate=False),
     "not pooled at the worker": _wire(pooled=False),
@@ -105,7 +112,7 @@ def scenario_of(place: str, options: Options) -> Scenario:
             cluster=cluster,
             workload=workload,
             ranks=options.ranks,
-            mode=Mode.HYBRID,
+            mode=STUDIED,
             tau=options.tau,
             merge_pushes=True,
             steps=options.steps,

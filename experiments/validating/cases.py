@@ -7,6 +7,7 @@ from functools import cache
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
+from experiments.options import REFERENCE, STUDIED
 from persia_sim.base.vocabulary import Mode, Read
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.source import rebatch
@@ -26,7 +27,7 @@ DATA = f"synthetic:{SHAPE}:{SCALE:g}"
 class Case:
     """One configuration of this host; the defaults are the one that the others depart from."""
 
-    mode: Mode = Mode.HYBRID
+    mode: Mode = STUDIED
     ranks: int = 1
     shards: int = 1
     """Embedding servers in the ranks' process."""
@@ -237,12 +238,13 @@ def apart(quick: bool) -> list[Case]:
     # Large batches, whose bytes bind, and small ones, whose messages do.
     base = Case(batch=2048, dim=64, servers=1)
     late = [replace(base, window=1), base]
-    modes = [replace(base, mode=m) for m in (Mode.SYNC, Mode.LOOKAHEAD, Mode.ASYNC)]
+    others = [mode for mode in Mode if not mode.reads_late_rows or mode.has_dense_server]
+    modes = [replace(base, mode=mode) for mode in others]
     if quick:
         return [replace(case, gbit_per_s=2.5) for case in (modes[0], base)]
 
     # Each rate, then two ranks, two servers, and rows at half their bytes.
-    small = [Case(servers=1, mode=mode) for mode in (Mode.SYNC, Mode.HYBRID)]
+    small = [Case(servers=1, mode=mode) for mode in (REFERENCE, STUDIED)]
     return [
         *(replace(case, gbit_per_s=rate) for case in (*modes, *late) for rate in (1.0, 2.5, 10.0)),
         *(replace(case, gbit_per_s=rate) for case in small for rate in (0.1, 1.0)),
@@ -277,7 +279,7 @@ def deciding(quick: bool) -> list[Case]:
         *(Case(mode=mode, ranks=2) for mode in Mode),
         *knee_cases(),
         *(replace(late, permits=permits) for permits in (1, 3)),
-        *(replace(case, mode=mode) for case in broken for mode in (Mode.SYNC, Mode.HYBRID)),
+        *(replace(case, mode=mode) for case in broken for mode in (REFERENCE, STUDIED)),
         replace(broken[0], window=1),
         replace(broken[1], window=64),
         *(Case(queue=1, window=window) for window in (4, 16)),

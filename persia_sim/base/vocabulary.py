@@ -240,6 +240,19 @@ RULES: dict[Mode, Rules] = {
 }
 """The one place where modes are told apart."""
 
+
+def mode_of(rules: Rules) -> Mode:
+    """The mode that these rules are; raises ValueError where there is none.
+
+    >>> str(mode_of(Mode.HYBRID.rules._replace(dense=Dense.ALL_REDUCED)))
+    'raw_hybrid'
+    """
+    for mode, known in RULES.items():
+        if known == rules:
+            return mode
+    raise ValueError(f"no mode has the rules: {rules}; modes are {', '.join(RULES)}")
+
+
 ALL = -1
 """Stands in ``rank`` for every rank at this instant (a merged push), in ``shard`` for every
 shard."""
