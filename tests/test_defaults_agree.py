@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-from experiments.benching.bench_peers import SimulateOptions as BenchPeers
+from experiments.benching.bench_peers import Options as BenchPeers
 from persia_sim import __main__ as simulator
 from persia_sim.base import vocabulary
 from persia_sim.base.command_line import options_of
@@ -123,7 +123,7 @@ from persia_sim.base import vocabulary as words
 words.DEFAULT_TAU, words.DEFAULT_AHEAD, words.DEFAULT_AVERAGE_EVERY_S = 7, 9, 0.25
 
 import json
-from experiments.studies.convergence import SimulateOptions as ConvergenceOptions
+from experiments.studies.convergence import Options as ConvergenceOptions
 from persia_sim.cli import SimulateOptions, scenario_of
 from persia_sim.sharded.command import ShardedOptions
 from persia_sim.report.sweep import Point
