@@ -104,7 +104,7 @@ def answer() -> str:
             and (r["rows_late"], r["dense_late"]) == ("16", "0")
             and float(r["optimizer_start"]) == 0
         ]
-        ends[order] = f"between {1e3 * min(changes):+.1f} and {1e3 * max(changes):+.1f}"
+        ends[order] = f"by {1e3 * min(changes):+.1f} to {1e3 * max(changes):+.1f}"
     timed, shuffled = (_sync_in_windows(order) for order in ("time", "shuffled"))
     shuffling = [1e3 * (shuffled[each] - timed[each]) for each in timed if each in shuffled]
     fresh = the(rows_of("_fresh"), data=MOVIELENS, fresh="user", rows_late=16)
@@ -114,9 +114,9 @@ def answer() -> str:
         f" of 8 H100 whose rows lie on CPU servers, and {of_paper:.1f} times as fast on the paper's"
         " 64 V100, both modes on the same hosts. A billion samples cost"
         f" {usd[H100, late]} in place of {usd[H100, 'sync']}, and {usd[PAPER, late]} in place of"
-        f" {usd[PAPER, 'sync']}. In brackets is the [range](docs/simulator.md"
-        "#what-a-rate-or-a-ratio-may-be) of what nobody knows; *at least* is the lower end of a wide"
-        f" one. {measured_gain()}"
+        f" {usd[PAPER, 'sync']}. Brackets hold the [range](docs/simulator.md"
+        "#what-a-rate-or-a-ratio-may-be) that follows from what nobody knows; *at least* is the lower"
+        f" end of a wide one. {measured_gain()}"
     )
     loses = (
         "**Lost**, measured with an MLP in one pass over four real streams (films rated, clicks on"
