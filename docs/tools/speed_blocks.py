@@ -137,7 +137,7 @@ def measured_gain() -> str:
     away = " and ".join(f"{1e3 * s:g}" for s in WIRE_ROUND_TRIPS_S)
     return (
         f"Measured on two cores whose rows lie {away} ms away, it is {found} times as fast (in"
-        f" brackets two rounds); a [law](docs/laws.md) that knows the delay and the step without one"
-        f" said {law}. With all rows on the host itself it is"
+        " brackets two rounds); a [law](docs/laws.md) that knows the delay and the step without"
+        f" one said {law}. With all rows on the host itself it is"
         f" {gain(sync[0].alone.key, late[0].alone.key)} times as fast."
     )
