@@ -111,8 +111,8 @@ def answer() -> str:
     assert fresh is not None
     gains = (
         f"**Gained.** Simulated with tau 16, hybrid is {of_h100:.1f} times as fast as sync on a"
-        f" host of 8 H100 whose rows lie on CPU servers, and {of_paper:.1f} times as fast on the paper's"
-        " 64 V100, both modes on the same hosts. A billion samples cost"
+        f" host of 8 H100 whose rows lie on CPU servers, and {of_paper:.1f} times as fast on the"
+        " paper's 64 V100, both modes on the same hosts. A billion samples cost"
         f" {usd[H100, late]} in place of {usd[H100, 'sync']}, and {usd[PAPER, late]} in place of"
         f" {usd[PAPER, 'sync']}. Brackets hold the [range](docs/simulator.md"
         "#what-a-rate-or-a-ratio-may-be) that follows from what nobody knows; *at least* is the"
