@@ -253,17 +253,25 @@ def screen(found: Sequence[Answer]) -> str:
 
 
 def markdown(found: Sequence[Answer]) -> str:
-    """The claims as a table of a page, with our numbers by verdict."""
+    """The claims as a table of a page: our numbers by verdict, of many the least and the largest.
+    `screen` has all of them."""
     header = ("claim", "the paper", "its plots", "here", "command")
     lines = [f"| {' | '.join(header)} |", f"| {' | '.join('---' for _ in header)} |"]
     for answer in found:
         claim = answer.claim
-        by_verdict: dict[str, list[str]] = {}
+        by_verdict: dict[str, list[Number]] = {}
         for number, word in answer.judged:
-            by_verdict.setdefault(word, []).append(str(number))
-        here = [f"**{word}** {'; '.join(numbers)}" for word, numbers in by_verdict.items()]
+            by_verdict.setdefault(word, []).append(number)
+        here = [f"**{word}** {_from_to(numbers)}" for word, numbers in by_verdict.items()]
         here += [f"lacks {answer.lacks}"] if answer.lacks else []
         command = f"`{claim.command}`" if claim.command else ""
         cells = [claim.claim, claim.paper, "; ".join(map(str, answer.plots)), "<br>".join(here)]
         lines.append(f"| {' | '.join([*cells, command])} |")
     return "\n".join(lines)
+
+
+def _from_to(numbers: Sequence[Number]) -> str:
+    if len(numbers) < 3:
+        return "; ".join(map(str, numbers))
+    least, largest = (end(numbers, key=lambda number: number.value) for end in (min, max))
+    return f"in {len(numbers)}, from {least} to {largest}"
