@@ -32,6 +32,7 @@ from runtime.data.schema import read_schema
 from runtime.hosts import resize
 from runtime.hosts.launch import hosts
 from tests.conftest import LAWS
+from tests.house import texts, typed_numbers
 from tests.tree import PACKAGES, ROOT
 
 README = ROOT / "README.md"
@@ -285,6 +286,12 @@ def test_the_toml_of_a_text_is_read(block, tmp_path):
 def test_what_a_page_quotes_is_what_is_stored_and_printed(page):
     written = results_page.written(page)
     assert page.read_text() == written, "run: python docs/tools/results_page.py"
+
+
+def test_few_numbers_are_typed_into_sentences():
+    """A number that a command makes stands in a block that the command writes."""
+    typed = {path.relative_to(ROOT): typed_numbers(text)[0] for path, text in texts().items()}
+    assert sum(typed.values()) < 150, typed
 
 
 _RANGED = r"at least [\d.,]+|[\d.,]+ \([\d.,]+ to [\d.,]+\)"
