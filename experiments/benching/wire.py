@@ -25,7 +25,7 @@ from experiments.benching.windows import Window, summarize
 from experiments.options import REFERENCE, STUDIED
 from experiments.tables import aligned
 from experiments.validating.slow_wire import rows_behind, slow_wire
-from persia_sim.base.vocabulary import Dense, Mode, Read, mode_of
+from persia_sim.base.vocabulary import Dense, Mode, Read
 from runtime.config import ModelConfig, SyncConfig, TrainConfig
 
 GOAL = 0.10
@@ -69,7 +69,7 @@ def wire_cases(round_trips_s: Sequence[float], lookups: Sequence[int]) -> list[W
     """Every mode over each round trip, with so many lookups in flight."""
     late = partial(SyncConfig, mode=STUDIED, tau=16)
     no_bound = 2**31
-    lookahead = mode_of(REFERENCE.rules._replace(read=Read.AHEAD, dense=Dense.OVERLAPPED))
+    lookahead = REFERENCE.rules._replace(read=Read.AHEAD, dense=Dense.OVERLAPPED).mode
     forwarded = SyncConfig(mode=lookahead, lookahead="forwarded", ahead=16)
     own_steps = [mode for mode in Mode if not mode.has_barrier]
     modes = [

@@ -11,7 +11,7 @@ from experiments.options import REFERENCE, STUDIED, Count, OneOf, Planned, Simul
 from experiments.result_cache import ResultCache
 from experiments.tables import Column, leave, table
 from persia_sim.base.schema import Within
-from persia_sim.base.vocabulary import DEFAULT_TAU, Dense, Mode, Read, mode_of
+from persia_sim.base.vocabulary import DEFAULT_TAU, Dense, Mode, Read
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.engine.simulate import simulate
 from persia_sim.presets import point as points
@@ -34,8 +34,8 @@ def _wire(**values: Any) -> Change:
 
 
 def _not_overlapped(scenario: Scenario) -> Scenario:
-    mode = mode_of(scenario.mode.rules._replace(dense=Dense.ALL_REDUCED))
-    return replace(scenario, mode=mode)
+    rules = scenario.mode.rules._replace(dense=Dense.ALL_REDUCED)
+    return replace(scenario, mode=rules.mode)
 
 
 def _exact(mode: Mode, **values: Any) -> Change:
@@ -48,7 +48,7 @@ def _exact(mode: Mode, **values: Any) -> Change:
     return change
 
 
-LOOKAHEAD = mode_of(REFERENCE.rules._replace(read=Read.AHEAD, dense=Dense.OVERLAPPED))
+LOOKAHEAD = REFERENCE.rules._replace(read=Read.AHEAD, dense=Dense.OVERLAPPED).mode
 """The exact mode that fetches ahead."""
 VARIANTS: dict[str, Change] = {
     ALL_ON: lambda s: s,

@@ -104,6 +104,18 @@ class Rules(NamedTuple):
     """How the rows of tables named fresh are read, beside late ones; None where no table is. Their
     gradients are always merged."""
 
+    @property
+    def mode(self) -> Mode:
+        """The mode that has these rules; raises ValueError where there is none.
+
+        >>> str(Mode.HYBRID.rules._replace(dense=Dense.ALL_REDUCED).mode)
+        'raw_hybrid'
+        """
+        for mode, rules in RULES.items():
+            if rules == self:
+                return mode
+        raise ValueError(f"no mode has the rules: {self}; modes are {', '.join(RULES)}")
+
     def __str__(self) -> str:
         fresh = "" if self.read_fresh is None else f" (those of fresh tables {self.read_fresh})"
         return f"rows {self.read}{fresh}, gradients {self.write}, dense weights {self.dense}"
@@ -239,19 +251,6 @@ RULES: dict[Mode, Rules] = {
     Mode.ASYNC_AVERAGING: Rules(Read.LATE, Write.ON_ARRIVAL, Dense.AVERAGED),
 }
 """The one place where modes are told apart."""
-
-
-def mode_of(rules: Rules) -> Mode:
-    """The mode that these rules are; raises ValueError where there is none.
-
-    >>> str(mode_of(Mode.HYBRID.rules._replace(dense=Dense.ALL_REDUCED)))
-    'raw_hybrid'
-    """
-    for mode, known in RULES.items():
-        if known == rules:
-            return mode
-    raise ValueError(f"no mode has the rules: {rules}; modes are {', '.join(RULES)}")
-
 
 ALL = -1
 """Stands in ``rank`` for every rank at this instant (a merged push), in ``shard`` for every
