@@ -97,6 +97,15 @@ def questions_for_the_name_of_a_mode() -> list[str]:
     ]
 
 
+def crossings() -> tuple[int, int]:
+    """Combinations of rules times engines, as the test of modes crosses them, and how many of these
+    the engine refuses with a sentence."""
+    from tests.test_modes import COMBINATIONS, ENGINES  # loads torch
+
+    crossed = len(COMBINATIONS) * len(ENGINES)
+    return crossed, crossed - sum(len(carried) for _, carried in ENGINES.values())
+
+
 def twins(*folders: str) -> list[list[str]]:
     """Functions of two lines or more whose arguments and bodies are equal."""
     places: dict[str, list[str]] = collections.defaultdict(list)
@@ -211,6 +220,8 @@ def counts() -> Iterator[tuple[str, str, str]]:
     yield "numbers typed into sentences", "150", f"{prose:,} (and {tables:,} into tables)"
     asked = questions_for_the_name_of_a_mode()
     yield "files that name a mode", "8", f"{len(files_that_name_a_mode())}, and {len(asked)} ask it"
+    crossed, refused = crossings()
+    yield "rules crossed with engines", "all", f"{crossed}, {refused} of them refused"
     annexes = [
         f for name in ANNEXES for f in [*python_files(name), *ROOT.glob(name)] if f.is_file()
     ]

@@ -158,6 +158,8 @@ FRESH_TABLES = frozenset(
     }
 )
 """Those with late rows and a common step, in which the tables named fresh are exact."""
+KNOWN_MODES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
+"""The modes of these three sets, as an engine says that knows all of their rules."""
 
 
 class Mode(StrEnum):

@@ -18,10 +18,8 @@ from typing import NamedTuple
 
 from persia_sim.base.vocabulary import (
     ALL,
-    COMMON_STEP,
     ENDLESS,
-    FRESH_TABLES,
-    OWN_STEPS,
+    KNOWN_MODES,
     Event,
     Kind,
     Mode,
@@ -139,7 +137,7 @@ class Watermarks:
         return self.closed_steps(rank if per_rank else None) >= steps_to_close(step, tau)
 
 
-CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
+CARRIES = KNOWN_MODES
 """The modes whose order of events is known here."""
 HasBatch = Callable[[int], bool]
 """Whether the stream has a k-th batch (of a dense update); asked for k = 0, 1, 2, ... in turn."""
@@ -171,13 +169,18 @@ def constant_lag(
     rows are brought up to date before each step, and written behind it.
     """
     refuse_unless_carried(mode, CARRIES, "the order of the constant lag", fresh=fresh)
-    if mode.prefetches_rows:
-        return _lookahead(ranks, has_batch, ahead, first)
     if mode.has_barrier:
-        if not mode.reads_late_rows:
-            tau = 0
-            merge_pushes = True
-        return _barrier(ranks, has_batch, tau, merge_pushes, first, sync_steps, fresh)
+        return _common_step(
+            ranks,
+            has_batch,
+            ahead=ahead if mode.prefetches_rows else 0,
+            lag=tau if mode.reads_late_rows else 0,
+            merged=mode.merges(merge_pushes),
+            refreshes=mode.prefetches_rows or fresh,
+            fresh=fresh,
+            first=first,
+            sync_steps=sync_steps,
+        )
     if mode.averages_replicas and not average_every:
         raise ValueError("async_averaging needs average_every >= 1 steps")
     return _round_robin(ranks, has_batch, tau, average_every, first)
@@ -188,21 +191,28 @@ def _push(ranks: int, step: int, merged: bool) -> Iterator[Event]:
         yield Event(Kind.PUSH, rank, step)
 
 
-def _barrier(
+def _common_step(
     ranks: int,
     has_batch: HasBatch,
+    *,
+    ahead: int,
     lag: int,
     merged: bool,
+    refreshes: bool,
+    fresh: bool,
     first: int,
     sync_steps: int,
-    fresh: bool,
 ) -> Iterator[Event]:
-    step = first
+    """All ranks train a step together; rows are read ``ahead`` steps before it, brought up to date
+    (``refreshes``) before it is computed, and written ``lag`` steps behind it."""
+    step = looked_up = first
     begins = max(first, sync_steps)  # the first step whose push may wait
     while has_batch(step):
-        for rank in range(ranks):
-            yield Event(Kind.LOOKUP, rank, step)
-        for rank in range(ranks) if fresh else ():
+        while looked_up <= step + ahead and has_batch(looked_up):
+            for rank in range(ranks):
+                yield Event(Kind.LOOKUP, rank, looked_up)
+            looked_up += 1
+        for rank in range(ranks) if refreshes else ():
             yield Event(Kind.REFRESH, rank, step)
         yield Event(Kind.DENSE_UPDATE, ALL, step)
         if fresh:
@@ -214,20 +224,6 @@ def _barrier(
         step += 1
     for waiting in range(max(begins, step - lag), step):
         yield from _push(ranks, waiting, merged)
-
-
-def _lookahead(ranks: int, has_batch: HasBatch, ahead: int, first: int) -> Iterator[Event]:
-    step = fetched = first
-    while has_batch(step):
-        while fetched <= step + ahead and has_batch(fetched):
-            for rank in range(ranks):
-                yield Event(Kind.LOOKUP, rank, fetched)
-            fetched += 1
-        for rank in range(ranks):
-            yield Event(Kind.REFRESH, rank, step)
-        yield Event(Kind.DENSE_UPDATE, ALL, step)
-        yield from _push(ranks, step, merged=True)
-        step += 1
 
 
 def first_step(first: int, rank: int, ranks: int) -> int:

@@ -14,12 +14,7 @@ from math import inf
 
 import numpy as np
 
-from persia_sim.base.vocabulary import (
-    COMMON_STEP,
-    FRESH_TABLES,
-    OWN_STEPS,
-    refuse_unless_carried,
-)
+from persia_sim.base.vocabulary import KNOWN_MODES, refuse_unless_carried
 from persia_sim.bounds.transfers import (
     DENSE,
     GPUS,
@@ -75,7 +70,7 @@ class Latencies:
         )
 
 
-CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
+CARRIES = KNOWN_MODES
 """The modes whose life of a batch is known here."""
 
 

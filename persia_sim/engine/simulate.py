@@ -14,12 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from persia_sim.base.trace import Trace
-from persia_sim.base.vocabulary import (
-    COMMON_STEP,
-    FRESH_TABLES,
-    OWN_STEPS,
-    refuse_unless_carried,
-)
+from persia_sim.base.vocabulary import KNOWN_MODES, refuse_unless_carried
 from persia_sim.bounds.closed_form import cycles
 from persia_sim.bounds.transfers import Alike, served_alike
 from persia_sim.cluster.demand import Demand, demand
@@ -35,7 +30,7 @@ from persia_sim.engine.world import EachShard, OneShard, OrderLog, World
 
 _TINY = 1e-300  # of what takes no time
 
-CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
+CARRIES = KNOWN_MODES
 """The modes that the processes here carry out."""
 
 

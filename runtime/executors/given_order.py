@@ -15,14 +15,7 @@ from functools import partial
 from typing import SupportsFloat
 
 from persia_sim.base.trace import ALL, Event, Kind, Trace
-from persia_sim.base.vocabulary import (
-    COMMON_STEP,
-    FRESH_TABLES,
-    OF_FRESH,
-    OWN_STEPS,
-    Dense,
-    refuse_unless_carried,
-)
+from persia_sim.base.vocabulary import KNOWN_MODES, OF_FRESH, Dense, refuse_unless_carried
 from persia_sim.base.window import constant_lag
 from runtime.config import TrainConfig
 from runtime.dense.averaging import AveragedReplicas
@@ -37,7 +30,7 @@ from runtime.rank.feed import Feed
 from runtime.rank.learner import Gradients
 from runtime.rank.stages import Fetched, RankStages, Team
 
-CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
+CARRIES = KNOWN_MODES
 """The modes whose events it can carry out."""
 Actions = dict[int, Callable[[Event], None]]
 """By kind, what an event does."""

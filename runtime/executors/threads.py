@@ -18,13 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from persia_sim.base.vocabulary import (
-    COMMON_STEP,
-    ENDLESS,
-    FRESH_TABLES,
-    OWN_STEPS,
-    refuse_unless_carried,
-)
+from persia_sim.base.vocabulary import ENDLESS, KNOWN_MODES, refuse_unless_carried
 from runtime.config import TrainConfig
 from runtime.embedding.native.store import use_threads
 from runtime.rank.components import Components
@@ -33,7 +27,7 @@ from runtime.rank.progress import TRAINING
 from runtime.rank.stages import Fetched, ForwardedStages, LosePush, RankStages, Team
 from runtime.stop import RunStopped, Stop, Turns
 
-CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
+CARRIES = KNOWN_MODES
 """The modes that these threads carry out."""
 
 

@@ -8,12 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from persia_sim.base.trace import TraceRecorder
-from persia_sim.base.vocabulary import (
-    COMMON_STEP,
-    FRESH_TABLES,
-    OWN_STEPS,
-    refuse_unless_carried,
-)
+from persia_sim.base.vocabulary import KNOWN_MODES, refuse_unless_carried
 from runtime.config import DataConfig, TrainConfig
 from runtime.data.batch import Layout
 from runtime.embedding.config import TableConfig
@@ -33,7 +28,7 @@ from runtime.hosts.rows.remote_store import RemoteStore
 from runtime.rank.components import fresh_tables, server_rules
 from runtime.stop import Stop
 
-CARRIES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
+CARRIES = KNOWN_MODES
 """The modes whose lookups and pushes travel, to servers and to workers."""
 
 
