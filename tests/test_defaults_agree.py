@@ -56,7 +56,7 @@ def test_a_mode_means_the_same_in_both_halves(mode):
         assert SyncConfig(mode=mode, tau=None).window is None
     else:
         assert there.tau is None
-    if mode is Mode.ASYNC_AVERAGING:
+    if mode.averages_replicas:
         assert there.rounds.period_s == Averaging().period_s == averaging.PERIOD_S == 0.5
 
 

@@ -159,14 +159,14 @@ def test_bytes_to_another_host_are_those_that_its_interface_counts():
     with closing(Apart("hosts")) as link:
         base = Case(mode=Mode.SYNC, batch=1024, dim=32, hidden=(8,), servers=1, gbit_per_s=0.0)
         for case in (base, replace(base, half=True), replace(base, mode=Mode.LOOKAHEAD)):
-            mode, times = case.mode, 1 + (case.mode is Mode.LOOKAHEAD)
+            mode, times = case.mode, 1 + case.mode.prefetches_rows
             found = run_case(case, 30, link)
             moved, (sent, come) = travels(case), found.link_bytes
             assert 1 <= sent / (moved.request_bytes + moved.push_bytes) < 1.01
             assert 1 <= come / (times * moved.rows_bytes) < 1.01
             assert 0 < found.server_cpu_s < 30 / found.samples_per_s * 1024
             assert found.measured.wall["read"] > found.measured.cpu["read"] > 0
-            assert (found.measured.wall["refresh"] > 0) == (mode is Mode.LOOKAHEAD)
+            assert (found.measured.wall["refresh"] > 0) == mode.prefetches_rows
         link.shape(0.1)
         before = packets()
         assert 0.1 < link.control() < 1.3  # a bucket that is full at first; a timer that is late

@@ -162,8 +162,8 @@ def test_what_a_stage_costs_in_sync_it_costs_in_every_mode_beside_what_a_mode_ad
         stages = costs_by_law(laws, held, mode, ranks=1).stages
         for name in stages.keys() - set(OF_A_MODE):
             assert stages[name] == alone.stages[name], (mode, name)
-        assert stages["refresh"] == (alone.stages["read"] if mode is Mode.LOOKAHEAD else 0)
-        assert stages["pull"] == pytest.approx(2e-4 + 1e-6 if mode is Mode.ASYNC else 0)
+        assert stages["refresh"] == (alone.stages["read"] if mode.prefetches_rows else 0)
+        assert stages["pull"] == pytest.approx(2e-4 + 1e-6 if mode.has_dense_server else 0)
     own = costs_by_law(laws, held, Mode.ASYNC, ranks=3).stages  # applied by each rank alone
     assert own["update"] == alone.stages["update"]
 
@@ -253,7 +253,7 @@ def test_a_run_measures_every_stage_of_every_mode():
         parts = parts_of(found.measured.wall)
         assert found.samples_per_s > 0 and all(seconds > 0 for seconds in parts.values())
         assert found.measured.cpu["read"] > 0 and found.measured.dense_cv > 0
-        assert (found.measured.cpu["refresh"] > 0) == (mode is Mode.LOOKAHEAD)
+        assert (found.measured.cpu["refresh"] > 0) == mode.prefetches_rows
         assert (found.measured.cpu["pull"] > 0) != mode.has_barrier
         assert found.measured.cpu["update"] > 0 and found.measured.cpu["check"] > 0
         assert 0 <= found.stale_steps <= (4 if mode.reads_late_rows else 0)

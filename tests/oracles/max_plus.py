@@ -13,7 +13,6 @@ from collections.abc import Callable
 import numpy as np
 
 from persia_sim.base.rules import require
-from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.transfers import Transfers, alike, serving
 from persia_sim.cluster.allreduce import sync_delay
 from persia_sim.cluster.demand import Demand, Fetch, Push, demand, loader_start_s
@@ -37,7 +36,7 @@ def instants(scenario: Scenario, need: Demand | None = None) -> np.ndarray:
     require(not on_nics, "dense_on_nics", on_nics, "the oracle is exact only without contention")
     none = scenario.checkpoints is None
     require(none, "checkpoints", scenario.checkpoints, "the oracle knows none")
-    averaging = scenario.mode is Mode.ASYNC_AVERAGING and scenario.cluster.ranks > 1
+    averaging = scenario.mode.averages_replicas and scenario.cluster.ranks > 1
     require(not averaging, "mode", scenario.mode, "the oracle has no background averaging")
     return _Recursion(scenario, need or demand(scenario)).run()
 
@@ -249,7 +248,7 @@ class _Recursion:
             now = self._fetch(now, s, need.refresh, Purpose.SERVER_LOOKUP, 0.0)[1]
             now = now + self._of_rank(lambda need: need.refresh.copy_in_s if need.refresh else 0.0)
         at[Mark.REFRESHED, :, s] = now
-        if self.scenario.mode is Mode.ASYNC:
+        if self.scenario.mode.has_dense_server:
             now = (now + self.latency_s) + self.transfers.dense_served_s()
             now = (now + self.latency_s) + self._each(s, lambda t: t.dense_s())
         at[Mark.START, :, s] = now

@@ -115,7 +115,7 @@ def hand_scenario(mode: Mode = Mode.SYNC, ranks: int = 1, **changes: Any) -> Sce
     base = Scenario(
         cluster=cluster, workload=hand_workload(), costs=hand_costs(), mode=mode, tau=None,
         discipline=Discipline.UNSHARED, infinite_cpus=True, steps=5,
-        dense_home=DenseHome.APART if mode is Mode.ASYNC else None,
+        dense_home=DenseHome.APART if mode.has_dense_server else None,
     )  # fmt: skip
     return replace(base, **changes)
 

@@ -77,7 +77,7 @@ LOOKAHEADS = st.sampled_from(["reread", "forwarded"])
 @st.composite
 def uncontended(draw: st.DrawFn) -> Scenario:
     """A random configuration in which nothing is shared."""
-    mode = draw(st.sampled_from([m for m in Mode if m is not Mode.ASYNC_AVERAGING]))
+    mode = draw(st.sampled_from([m for m in Mode if not m.averages_replicas]))
     late = mode.reads_late_rows
     cluster = small_cluster(draw(st.integers(1, 6)), draw(st.integers(1, 4)))
     cluster = replace(
@@ -115,8 +115,8 @@ def uncontended(draw: st.DrawFn) -> Scenario:
         mode=mode,
         tau=draw(st.none() | st.integers(0, 5)) if late else None,
         permits=draw(st.none() | st.integers(1, 5)) if late else None,
-        ahead=draw(st.none() | st.integers(1, 4)) if mode is Mode.LOOKAHEAD else None,
-        lookahead=draw(LOOKAHEADS) if mode is Mode.LOOKAHEAD else "reread",
+        ahead=draw(st.none() | st.integers(1, 4)) if mode.prefetches_rows else None,
+        lookahead=draw(LOOKAHEADS) if mode.prefetches_rows else "reread",
         merge_pushes=draw(st.booleans()) if mode.may_merge else None,
         discipline=Discipline.UNSHARED,
         infinite_cpus=True,

@@ -399,7 +399,7 @@ def test_a_terminal_gets_one_bar_and_a_pipe_none(monkeypatch, capsys):
         told: list[int] = []
         scenario = small_scenario(mode)
         simulate(scenario, on_push=lambda told=told: told.append(1))
-        assert len(told) == pushes_of(scenario) == 4 * 12 * (1 + (mode is Mode.ASYNC))
+        assert len(told) == pushes_of(scenario) == 4 * 12 * (1 + mode.has_dense_server)
     run(SimulateOptions(**SMALL))
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -76,7 +76,7 @@ def test_of_several_ranks_the_last_push_is_followed(mode):
     often = {"forward and backward": 12, "dense sync": 9, "copy from the GPU": 9, "push": 55}
     lookup = {"lookup at servers": 14, "rows to the rank": 39, "copy to the GPU": 5}
     once = {"load": 46, "push answer": 1}
-    if mode is Mode.SYNC:
+    if mode.reads_fresh_rows:
         often |= lookup
     else:
         often, once = often | {"refresh": 56.5}, once | lookup
@@ -186,7 +186,7 @@ def test_a_part_is_to_blame_for_as_much_as_slowing_it_costs(scenario, part, gpu_
     of order (the k-th return is no maximum of sums), nor for lookahead's copies (its second look
     copies, too). Without latency every second of a part is in one of the numbers that are scaled.
     """
-    mode = Mode.SYNC if scenario.mode is Mode.LOOKAHEAD else scenario.mode
+    mode = Mode.SYNC if scenario.mode.prefetches_rows else scenario.mode
     cluster = replace(scenario.cluster, link=replace(scenario.cluster.link, latency_s=0.0))
     scenario = replace(
         scenario,

@@ -123,7 +123,7 @@ def test_bytes_are_kept_and_no_run_is_faster_than_its_hosts_allow(scenario):
     need, batches = run.need, cluster.ranks * scenario.steps
     servers = sum(size for name, size in run.link_bytes.items() if name.startswith("server host"))
     fetches = [need.fetch] + ([need.refresh] if need.refresh is not None else [])
-    dense = 2 * need.dense_bytes if scenario.mode is Mode.ASYNC else 0.0
+    dense = 2 * need.dense_bytes if scenario.mode.has_dense_server else 0.0
     sent = (
         sum(part.request_bytes + part.rows_bytes for part in fetches) + need.push.push_bytes + dense
     )

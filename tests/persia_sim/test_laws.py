@@ -47,9 +47,9 @@ def contended(draw: st.DrawFn) -> Scenario:
         tau=draw(st.none() | st.integers(0, 4)) if late else None,
         permits=draw(st.none() | st.integers(1, 4)) if late else None,
         ahead=None,
-        lookahead=draw(LOOKAHEADS) if mode is Mode.LOOKAHEAD else "reread",
+        lookahead=draw(LOOKAHEADS) if mode.prefetches_rows else "reread",
         merge_pushes=draw(st.booleans()) if mode.may_merge else None,
-        averaging=Averaging(period_s=0.02) if mode is Mode.ASYNC_AVERAGING else None,
+        averaging=Averaging(period_s=0.02) if mode.averages_replicas else None,
         discipline=draw(st.sampled_from([Discipline.FLUID, Discipline.FIFO])),
         infinite_cpus=False,
     )
@@ -69,7 +69,7 @@ def test_window_permits_and_batches_are_kept_in_every_mode(scenario):
         updates = [e.step for e in trace if e.kind == Kind.DENSE_UPDATE]
         assert updates == list(range(steps))
     late = staleness_in_steps(trace)
-    if scenario.mode in (Mode.SYNC, Mode.LOOKAHEAD):
+    if not scenario.mode.reads_late_rows:
         assert late.missing_steps.max() == 0
     elif scenario.window is not None:
         assert late.oldest_missing_steps.max() <= scenario.window

@@ -145,7 +145,7 @@ def carried(run: Run, role: str, way: str) -> float:
 
 
 @given(
-    mode=st.sampled_from([m for m in Mode if m is not Mode.LOOKAHEAD]),
+    mode=st.sampled_from([m for m in Mode if not m.prefetches_rows]),
     ranks=st.integers(1, 3),
     steps=st.integers(1, 6),
     workers=st.integers(1, 3),
@@ -158,7 +158,7 @@ def test_every_byte_of_every_batch_crosses_its_cards_once(
 ):
     """268 from the loader and 96 past the worker, 48 and 120 to the servers, 96 back, 192 to the
     rank and 192 back."""
-    rounds = Averaging(period_s=100.0) if mode is Mode.ASYNC_AVERAGING else None
+    rounds = Averaging(period_s=100.0) if mode.averages_replicas else None
     base = hand_scenario(
         mode, ranks, steps=steps, discipline=discipline, infinite_cpus=cpus, averaging=rounds
     )
@@ -182,7 +182,7 @@ def test_lookahead_carries_its_second_look_too():
 @pytest.mark.parametrize(("compute", "ranks"), [(4.0, 3), (200.0, 1)])
 @pytest.mark.parametrize(
     ("mode", "options", "window"),
-    [each for each in HIDING if each[0] is not Mode.LOOKAHEAD],
+    [each for each in HIDING if not each[0].prefetches_rows],
 )
 @pytest.mark.law15
 def test_of_six_messages_four_are_waited_for_where_lookups_wait_at_the_servers(
@@ -223,7 +223,7 @@ def test_no_lookup_starts_before_its_window_opens(mode, tau, seed, merged):
             before = applied[:, : s - tau] if mode.has_barrier else applied[r, : s - tau]
             assert start[r, s] >= before.max()
             at_the_instant += start[r, s] == before.max()
-    assert at_the_instant > 0 or tau > 1 or mode is Mode.ASYNC
+    assert at_the_instant > 0 or tau > 1 or mode.has_dense_server
 
 
 @pytest.mark.parametrize("mode", LATE)
@@ -258,7 +258,7 @@ def test_what_was_sent_is_applied_or_counted_as_lost(mode, target, at):
     lost = [(e.rank, e.step) for e in run.trace if e.kind == Kind.LOST_PUSH]
     assert len(lost) == len(set(lost)) == run.losses.lost_pushes
     pushes = [(e.rank, e.step) for e in run.trace if e.kind == Kind.PUSH]
-    whole = 4 if mode is Mode.SYNC else 1  # merged: one record for the ranks that are not lost
+    whole = 4 if mode.reads_fresh_rows else 1  # merged: one record for the ranks that are not lost
     assert len(pushes) == len(set(pushes))
     if whole == 1:
         assert sorted(pushes + lost) == [(r, s) for r in range(4) for s in range(15)]

@@ -202,7 +202,7 @@ def test_a_trace_that_a_run_could_have_written_is_loaded(tmp_path):
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_orders_of_every_mode_survive_their_file(mode, tmp_path):
-    every = 3 if mode is Mode.ASYNC_AVERAGING else None
+    every = 3 if mode.averages_replicas else None
     events = list(constant_lag(mode, ranks=3, has_batch=lambda k: k < 40, tau=2 * mode.
                                reads_late_rows, average_every=every))  # fmt: skip
     Trace.of(events, mode=str(mode), ranks=3).save(tmp_path / "t.npz")

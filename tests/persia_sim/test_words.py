@@ -142,7 +142,7 @@ def test_every_order_reads_updates_and_pushes_each_batch_once(
             tau=tau,
             ahead=ahead,
             merge_pushes=merge,
-            average_every=2 if mode is Mode.ASYNC_AVERAGING else None,
+            average_every=2 if mode.averages_replicas else None,
         )
     )
     if mode.has_barrier:
@@ -284,12 +284,20 @@ def test_the_slowest_rank_that_still_has_steps_decides():
         assert marks.closed_steps() == (min(open_ranks) if open_ranks else ENDLESS)
 
 
-def test_only_raw_hybrid_and_hybrid_may_merge():
-    assert [m for m in Mode if m.may_merge] == [Mode.RAW_HYBRID, Mode.HYBRID]
-    assert [m for m in Mode if m.merges(None)] == [
-        Mode.SYNC, Mode.LOOKAHEAD, Mode.RAW_HYBRID, Mode.HYBRID,
-    ]  # fmt: skip
-    assert [m for m in Mode if m.merges(False)] == [Mode.SYNC, Mode.LOOKAHEAD]
+@pytest.mark.parametrize(
+    ("mode", "by_default", "unwanted"),
+    [
+        (Mode.SYNC, True, True),
+        (Mode.LOOKAHEAD, True, True),
+        (Mode.RAW_HYBRID, True, False),
+        (Mode.HYBRID, True, False),
+        (Mode.ASYNC, False, False),
+        (Mode.ASYNC_AVERAGING, False, False),
+    ],
+)
+def test_merging_is_a_choice_of_raw_hybrid_and_hybrid(mode, by_default, unwanted):
+    assert (mode.merges(None), mode.merges(False)) == (by_default, unwanted)
+    assert mode.may_merge == (by_default != unwanted)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):

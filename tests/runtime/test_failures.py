@@ -53,7 +53,7 @@ def test_an_error_of_the_dense_optimiser_ends_the_run(mode, ranks, monkeypatch):
 @pytest.mark.parametrize("verb", ["read", "refresh", "update"])
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.ASYNC])
 def test_an_error_under_a_servers_lock_ends_the_run(mode, verb):
-    if verb == "refresh" and mode is not Mode.LOOKAHEAD:
+    if verb == "refresh" and not mode.prefetches_rows:
         pytest.skip("only lookahead refreshes")
     components = assemble(config(mode=mode, ranks=3, shards=2, executor="concurrent"), SOURCE)
     rows = components.store.servers[1].rows

@@ -119,7 +119,7 @@ def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(
 ):
     monkeypatch.setattr(averaging, "PERIOD_S", 0.002)
     period = {"average_every_steps": 2} if engine == "constant_lag" else {}
-    averages = (period if mode is Mode.ASYNC_AVERAGING else {}) | shares
+    averages = (period if mode.averages_replicas else {}) | shares
     chosen = every(4, ranks=3, mode=mode, tau=2, **averages, **on_engine(engine, 2))
     run(chosen, tmp_path / "whole")
     (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
@@ -272,7 +272,7 @@ def test_the_order_of_a_run_on_other_ranks_can_be_read(
     """It begins with the resume; a round of averaging may be the first that happens then."""
     monkeypatch.setattr(averaging, "PERIOD_S", 1e-6)
     period = {"average_every_steps": 2} if executor == "constant_lag" else {}
-    averages = (period if mode is Mode.ASYNC_AVERAGING else {}) | shares
+    averages = (period if mode.averages_replicas else {}) | shares
     chosen = every(4, ranks=2, mode=mode, executor=executor, **averages)
     run(chosen, tmp_path / "whole")
     (_, cut, *_) = complete_checkpoints(tmp_path / "whole")

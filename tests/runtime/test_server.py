@@ -207,7 +207,7 @@ def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executo
     parameter = torch.nn.Parameter(torch.zeros(1, 2))
     adam = torch.optim.SparseAdam([parameter], lr=0.1)
     rule = RowOptimizer(kind="adam", lr=0.1)
-    rules = ServerRules(ranks=8, tau=0, per_rank_window=mode is Mode.ASYNC, updates_per_step=8)
+    rules = ServerRules(ranks=8, tau=0, per_rank_window=mode.has_dense_server, updates_per_step=8)
     store = store_of(rules, replace(SGD, optimizer=rule))
     for rank in range(8):
         handle = store.begin(rank, 0, batch_of(7))

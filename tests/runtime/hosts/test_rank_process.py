@@ -503,4 +503,4 @@ def test_the_leader_of_a_run_over_hosts_says_that_dense_gradients_are_plain(
     )  # fmt: skip
     GroupedRank(group, ranks_here=ranks_here).open_rule(components, None)
     is_plain = "dense gradients travel between hosts in plain" in capsys.readouterr().err
-    assert is_plain == (rank == 0 and ranks_here < 2 and mode is not Mode.ASYNC)
+    assert is_plain == (rank == 0 and ranks_here < 2 and not mode.has_dense_server)
