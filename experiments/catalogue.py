@@ -95,14 +95,10 @@ STUDIES = _by_name(
         says="what late rows and dense weights cost: order of the data, start of Adagrad",
         minutes=180,
         title="What late rows and late dense weights cost",
-        caption="Test AUC minus that of sync. Left: of rows 16 updates late, by stream and order of"
-        " the training samples. Middle: of rows 7 late, against the accumulator that Adagrad starts"
-        " from, over the mean squared row gradient. Right: by stream and test window, and pooled."
-        " Bars are 95 % over seeds and test users. From stored runs, unless all are trained anew.",
-        tables=(
-            *("", "_moderator", "_forest", "_rates", "_delays", "_hypotheses"),
-            *("_tau", "_fresh"),
-        ),
+        caption="Test AUC of rows 16 updates late minus that of sync, by stream and order of the"
+        " training samples. Bars are 95 % over seeds and test users. From stored runs, unless all"
+        " are trained anew.",
+        tables=("", "_hypotheses", "_tau", "_fresh", "_fields"),
         quick="--no-train",
         quick_minutes=0.5,
     ),
@@ -164,17 +160,6 @@ STUDIES = _by_name(
         quick_minutes=0.3,
     ),
     Study(
-        name="sharded-map",
-        says="hybrid against tables on the GPUs: who wins where, in rate and $",
-        minutes=8,
-        title="Hybrid, or tables on the GPUs",
-        caption="Samples per second and dollars a sample of hybrid over synchronous training with"
-        " the tables spread over GPUs, for the same workload, by model size, network and GPU.",
-        quick="--gpus a100 --software torchrec --steps 16 --nic-gbit-per-s 10 100 400"
-        " --parameters 1e10 1e12 6.25e12 1e14",
-        quick_minutes=0.5,
-    ),
-    Study(
         name="predict-published",
         says="published training, predicted: tables on GPUs, Persia; constants fitted, left out",
         minutes=1,
@@ -202,9 +187,7 @@ PIECES = tuple(study for study in STUDIES.values() if study.title)
 """Studies that `paper` runs."""
 
 BENCHES = _by_name(
-    Study("bench-engines", "modes over a slow wire; transport and lookups; their goals", 9),
-    Study("bench-embedding", "the store's kernels against numpy, torch and a dict", 5),
-    Study("bench-sweep", "core-seconds of a sweep's point against plain torch", 15),
+    Study("bench-engines", "modes over a slow wire; transport of rows; its goal", 9),
     Study("validate", "runs of this host against their predictions, with bands", 15),
     Study("bench-peers", "whole steps against FBGEMM, TorchRec and torch", 40),
 )

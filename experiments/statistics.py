@@ -1,4 +1,4 @@
-"""Paired comparisons: over seeds, over test samples (DeLong), and over both at once."""
+"""Paired comparisons: over seeds, over test samples, and over both at once."""
 
 from __future__ import annotations
 
@@ -74,25 +74,6 @@ def paired_ratio(values: Sequence[float], base: Sequence[float], clean: bool = T
     logs = t_interval(np.log(np.asarray(values) / np.asarray(base)).tolist())
     ends = (logs.mean, logs.mean - logs.half_width, logs.mean + logs.half_width)
     return Ratio(*(float(np.exp(x)) for x in ends), logs.n, clean)
-
-
-def delong(
-    labels: np.ndarray,
-    first: np.ndarray,
-    second: np.ndarray,
-    clusters: np.ndarray | None = None,
-    weights: np.ndarray | None = None,
-) -> tuple[float, float, float]:
-    """DeLong's test of two correlated ROC curves (Biometrics 44, 1988), by midranks: AUC(second) -
-    AUC(first), what other test samples would change (standard error), two-sided p of equal AUCs.
-
-    ``first`` and ``second`` [n] are scores, the others as of `contrast`. It answers for these two
-    fitted models on new samples; seeds answer for the training procedure.
-    """
-    shares = placements(labels, second, weights) - placements(labels, first, weights)
-    gap = float(shares[labels > 0.5].mean())
-    error = math.sqrt(covariance_over_rows(labels, shares[None], clusters).item())
-    return gap, error, math.erfc(abs(gap) / error / math.sqrt(2)) if error else 1.0
 
 
 def contrast(

@@ -76,8 +76,6 @@ class StudyFile(Checked):
     """An option that the base crosses: each gap is also held against that at its first value."""
     seeds: Seeds = 5
     """Paired seeds 0, 1, ...; an interval needs two."""
-    windows: Annotated[int, Within(2, 100)] | None = None
-    """Rolling origins: judge on so many windows in turn."""
     search: SearchTable = field(default_factory=lambda: SearchTable(wanted=False))
 
 

@@ -56,16 +56,11 @@ class _Fields(dict[str, Any]):
         return getattr(self._row, name)
 
 
-def write_csv(
-    path: Path, rows: Sequence[Mapping[str, Any]], header: Sequence[str] | None = None
-) -> Path:
-    """A line per mapping, the first one's keys as header, whole or not at all; returns ``path``.
-
-    ``header``: of a table that may hold no line.
-    """
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """A line per mapping, the first one's keys as header, whole or not at all; returns ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = io.StringIO(newline="")
-    writer = csv.DictWriter(lines, fieldnames=list(rows[0]) if rows else list(header or ()))
+    writer = csv.DictWriter(lines, fieldnames=list(rows[0]) if rows else [])
     writer.writeheader()
     writer.writerows(rows)
     with atomic_write(path) as file:

@@ -1,4 +1,4 @@
-"""What late rows and dense weights cost, on which rows, what treats it, and the bound of theory."""
+"""What late rows cost by the order of the samples, and the bound of theory."""
 
 from __future__ import annotations
 
@@ -11,51 +11,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paper_figs import SHORT
-from paper_figs.style import (
-    GAP_LABEL,
-    MARKERS,
-    MODES,
-    ModeLook,
-    of_tables,
-    show_ticks,
-)
-
-WINDOWS = {"origin-2": "the last sixth", "origin-1": "the sixth before the last"}
-"""What an earlier test window is called: a part of the training samples."""
-
-
-def _short(name: str) -> str:
-    name = name.removeprefix("synthetic:")
-    return SHORT.get(name, name)
+from paper_figs.style import GAP_LABEL, MODES, of_tables, show_ticks
 
 
 @of_tables
-def lateness_figure(gaps: pd.DataFrame, moderator: pd.DataFrame, forest: pd.DataFrame) -> Figure:
-    """Left: the gap of rows 16 late, by stream and by the order of its training samples. Middle:
-    the gap of rows 7 late, against s, the accumulator that Adagrad starts from over the squared
-    gradients. Right: the gaps of rows 16 late and of both 7 late, by stream and window. Bars 95 %
-    of seeds and users.
+def lateness_figure(gaps: pd.DataFrame) -> Figure:
+    """The gap of rows 16 late, by stream and by the order of its training samples; bars 95 % of
+    seeds and users.
     """
-    figure, (left, middle, right) = plt.subplots(
-        1, 3, figsize=(10.0, 4.4), width_ratios=(1, 0.9, 1.1)
-    )
-    _by_order(left, gaps)
-    _against_scale(middle, moderator)
-    _by_window(right, forest)
+    figure, axes = plt.subplots(figsize=(5.5, 4.4))
+    _by_order(axes, gaps)
     figure.suptitle(
-        "What late rows cost: test AUC minus that of sync, below 0 a loss\n"
-        "Bars 95 % over seeds and test users; axes of AUC are linear within a thousandth,"
-        " logarithmic beyond"
+        "What rows 16 updates late cost, by order of the samples\n"
+        "Test AUC minus that of sync, bars 95 % over seeds and test users;\n"
+        "the axis is linear within a thousandth, logarithmic beyond"
     )
     return figure
 
 
-def _not_yet(axes: Axes) -> None:
-    """What a panel says whose part of the study has not run."""
-    axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color="0.4")
-
-
-HYBRID, ASYNC = (MODES[mode] for mode in ("hybrid", "async"))
+HYBRID = MODES["hybrid"]
+Gap = tuple[str, float, float]
+"""Name, gap, and half of its interval."""
 
 
 def _by_order(axes: Axes, gaps: pd.DataFrame) -> None:
@@ -70,7 +46,7 @@ def _by_order(axes: Axes, gaps: pd.DataFrame) -> None:
     ]
     rows = rows[rows.task == rows.groupby("data", sort=False).task.transform("first")]
     rows = rows[rows.groupby("data").order.transform("nunique") > 1]  # of drawn ones no order is
-    blocks: dict[str, list[ForestLine]] = {}
+    blocks: dict[str, list[Gap]] = {}
     for data, of_stream in rows.groupby("data", sort=False):
         each = of_stream.drop_duplicates("order")
         buffers = pd.to_numeric(each.order.str.removeprefix("buffer-"), errors="coerce")
@@ -79,69 +55,21 @@ def _by_order(axes: Axes, gaps: pd.DataFrame) -> None:
             is_buffer = str(line.order).startswith("buffer")
             name = f"buffer of {int(line.place):,}" if is_buffer else f"{line.order}"
             name = "time order" if name == "time" else name
-            half = line.gap_to_sync_half_width_95
-            blocks.setdefault(_short(str(data)), []).append((name, line.gap_to_sync, half, HYBRID))
+            gap = name, line.gap_to_sync, line.gap_to_sync_half_width_95
+            blocks.setdefault(SHORT.get(str(data), str(data)), []).append(gap)
     _forest(axes, blocks)
-    axes.set_title("Rows 16 updates late, by order of the samples")
 
 
-def _against_scale(axes: Axes, moderator: pd.DataFrame) -> None:
-    # Losses over the scale, each data set with its mark.
-    rows = moderator[(moderator.rows_late == 7) & (moderator.dense_late == 0)]
-    for number, (data, of_stream) in enumerate(rows.groupby("data", sort=False)):
-        axes.errorbar(
-            of_stream.s + 0.1 * number,  # beside each other at 0
-            -1e3 * of_stream.loss,
-            yerr=1e3 * of_stream.loss_half_width_95,
-            linestyle="none",
-            capsize=2,
-            marker=MARKERS[number],
-            color=HYBRID.color,
-            markerfacecolor=HYBRID.color if number == 0 else "white",
-            label=_short(str(data)),
-        )
-
-    # From 0 on, where a logarithm alone would have no place for it.
-    axes.set_xscale("symlog", linthresh=1)
-    axes.set_xlabel("s: start of Adagrad's accumulator over the\nmean squared row gradient of sync")
-    axes.set_title("Rows 7 updates late, by start of Adagrad")
-    axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_yscale("symlog", linthresh=1)
-    show_ticks(axes, "y")
-    axes.set_ylabel(GAP_LABEL)
-    if moderator.empty:
-        _not_yet(axes)
-    else:
-        axes.legend(loc="lower left")
-
-
-def _by_window(axes: Axes, forest: pd.DataFrame) -> None:
-    """Every stream and window below the heading of what is late."""
-    blocks: dict[str, list[ForestLine]] = {}
-    for line in forest.itertuples():
-        heading = f"rows {line.rows_late}, dense {line.dense_late} late"
-        where = "" if line.window in ("test", "pooled") else f", {WINDOWS[line.window]}"
-        name = f"{_short(line.data)}{where}{', pooled' if line.window == 'pooled' else ''}"
-        look = ASYNC if line.dense_late else HYBRID
-        blocks.setdefault(heading, []).append((name, -line.loss, line.loss_half_width_95, look))
-    _forest(axes, blocks)
-    axes.set_title("By stream and test window")
-
-
-ForestLine = tuple[str, float, float, ModeLook]
-"""Name, gap, half of its interval, and how it is drawn."""
-
-
-def _forest(axes: Axes, blocks: Mapping[str, Sequence[ForestLine]]) -> None:
-    """Gaps with their intervals, a line each, below headings in bold; what is pooled is hollow."""
+def _forest(axes: Axes, blocks: Mapping[str, Sequence[Gap]]) -> None:
+    """Gaps with their intervals, a line each, below headings in bold."""
     axes.axvline(0, color="black", linewidth=0.8)
     if not blocks:
-        _not_yet(axes)
+        axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color="0.4")
     ticks: list[tuple[float, str]] = []
     at = 0.0
     for heading, lines in blocks.items():
         ticks.append((at, heading))
-        for name, gap, half, look in lines:
+        for name, gap, half in lines:
             at += 1.0
             ticks.append((at, name))
             axes.errorbar(
@@ -149,10 +77,9 @@ def _forest(axes: Axes, blocks: Mapping[str, Sequence[ForestLine]]) -> None:
                 at,
                 xerr=1e3 * half,
                 capsize=2,
-                marker=look.marker,
-                color=look.color,
+                marker=HYBRID.marker,
+                color=HYBRID.color,
                 markersize=3.5,
-                markerfacecolor="white" if name.endswith("pooled") else look.color,
             )
         at += 1.5
 

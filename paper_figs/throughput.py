@@ -11,17 +11,6 @@ from matplotlib.figure import Figure
 from paper_figs.style import MARKERS, in_order, legend_below, look_of, of_tables
 
 
-@of_tables
-def bench_embedding_figure(rows: pd.DataFrame) -> Figure:
-    """One panel a group: median M ids/s of each kernel, with extremes, on a logarithmic axis."""
-    groups = list(rows.workload.unique())
-    figure, panels = plt.subplots(1, len(groups), figsize=(4.2 * len(groups), 3.2), squeeze=False)
-    for axes, group in zip(panels[0], groups, strict=True):
-        _medians(axes, rows[rows.workload == group])
-        axes.set(xscale="log", xlabel="M ids/s on one core", title=group)
-    return figure
-
-
 def _medians(axes: Axes, rows: pd.DataFrame) -> pd.Series:
     """Medians by name, from top to bottom, as bars with the extremes."""
     medians = rows.groupby("name", sort=False).value.agg(["median", "min", "max"])

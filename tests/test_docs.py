@@ -23,7 +23,6 @@ import persia_sim.__main__ as simulator
 from experiments import __main__ as studies
 from experiments.__main__ import BENCHES, STUDIES, module_of
 from experiments.study_file import read_study
-from persia_sim.base.command_line import options_of as options_of_record
 from persia_sim.cli.example import write_examples
 from runtime import model_commands, train_options
 from runtime.config import TrainConfig, read_config
@@ -228,8 +227,6 @@ def test_every_option_that_a_text_names_is_one(monkeypatch, capsys):
         ("persia_sim", ["machines"]),
     ]:
         known |= options_of(module, words, monkeypatch, capsys)
-    for record, _, _ in studies.RUNS_COMMANDS.values():
-        known |= {f"--{option.name}" for option in options_of_record(record)}
     for name in STUDIES | BENCHES:
         options = importlib.import_module(module_of(name)).Options
         for field, about in options.__dataclass_fields__.items():

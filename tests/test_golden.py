@@ -102,15 +102,13 @@ def points() -> Iterator[str]:
 FAULTS = {
     "none": {},
     "slow": {"slow": ("rank:1x2@0.05-0.2", "server:0x3")},
-    "crash": {"crash": ("rank:2@0.1", "worker:0@0.15", "server:1@0.2"), "detect_s": 0.01,
-              "restart_s": 0.05, "load_s": 0.02, "checkpoint_every_s": 0.1, "checkpoint_s": 0.01},
 }  # fmt: skip
 SMALL = {"cluster": "v100-paper", "workload": "criteo-ad", "ranks": 4, "workers": 2, "servers": 2}
 OTHERS = {
     "lookahead forwarded": {"mode": Mode.LOOKAHEAD, "lookahead": "forwarded", "ahead": 2},
     "hybrid not merged": {"mode": Mode.HYBRID, "tau": 2, "merge_pushes": False, "permits": 3},
     "async apart": {"mode": Mode.ASYNC, "dense_home": "apart"},
-    "hybrid dense on NICs": {"mode": Mode.HYBRID, "dense_on_nics": True, "trace_shards": True},
+    "hybrid by server": {"mode": Mode.HYBRID, "trace_shards": True},
 }
 DISCIPLINES = "fluid", "fluid-each", "fifo", "unshared"
 SIMULATED = {

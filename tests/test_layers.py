@@ -34,7 +34,7 @@ ROOMS = {
         "catalogue", "options", "statistics", "tables", "targets", "result_cache", "points",
         "deriving", "gaps", "sweeping", "option_values", "study_file", "search", "line_search",
         "theory", "choosing", "published", "drilling", "lateness", "validating", "paper",
-        "registry", "studies", "benching", "__main__",
+        "studies", "benching", "__main__",
     ],
     "runtime.hosts": [
         "torchrun", "resize", "wire", "launch", "rows", "pooling", "loading", "dense",

@@ -10,7 +10,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from experiments.__main__ import RUNS_COMMANDS
 from experiments.catalogue import BENCHES, STUDIES
 from runtime.__main__ import COMMANDS as RUNTIME
 from tests.tree import ROOT
@@ -55,7 +54,6 @@ COMMANDS = [
     *(("runtime", "data", verb) for verb in DATA_VERBS),
     *(("persia_sim", name) for name in ("sharded", "size", "init")),
     *(("experiments", name) for name, study in (STUDIES | BENCHES).items() if not study.file),
-    *(("experiments", "runs", name) for name in RUNS_COMMANDS),
 ]
 
 

@@ -35,7 +35,7 @@ def test_a_wheel_builds_installs_and_its_three_commands_work(tmp_path):
         "persia-runtime train --data synthetic --steps 3 --test-rows 256 --executor concurrent"
         " --servers 1 --out served",  # processes import the package anew
         "persia-sim --mode hybrid --tau 4 --steps 20",
-        "persia-experiments runs list run",
+        "persia-experiments list",
     ):
         name, *words = command.split()
         run = subprocess.run(

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
 
-from experiments.__main__ import RUNS_COMMANDS
 from experiments.catalogue import BENCHES, STUDIES, Study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +51,6 @@ COMMANDS = (
     *(("persia_sim", name) for name in ("sharded", "size", "init")),
     *(("persia_sim", kind, "list") for kind in ("machines", "clusters", "workloads")),
     *(("experiments", name) for name, study in (STUDIES | BENCHES).items() if not study.file),
-    *(("experiments", "runs", name) for name in RUNS_COMMANDS),
 )
 """Module of each command, and its words; ``all``: for every option of it."""
 API = {

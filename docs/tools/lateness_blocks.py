@@ -32,18 +32,16 @@ def order_table() -> str:
             words = {"time": "time order", "shuffled": "shuffled"}.get(
                 order, f"shuffle buffer of {order.removeprefix('buffer-')} samples"
             )
-            known = sync["b_16"] and not math.isnan(float(sync["b_16"]))
             lines.append(
                 [
                     NAMES.get(data, data),
                     words,
-                    f"{float(sync['b_16']):.3f}" if known else "",
                     f"{float(sync['test_auc']):.4f}",
                     *(number(the(own, rows_late=r, dense_late=d)) for r, d in CELLS),
                 ]
             )
     return markdown(
-        ["stream", "order", "b(16), a share", "AUC of sync", *(HEADS[cell] for cell in CELLS)],
+        ["stream", "order", "AUC of sync", *(HEADS[cell] for cell in CELLS)],
         lines,
     )
 
@@ -133,16 +131,6 @@ def length_table() -> str:
 
 
 HYPOTHESES = {
-    "S0": "Where rows 16 late change the AUC of a stream, shuffling at least halves the change; and"
-    " a larger b(16) means a larger loss.",
-    "S1": "Rows 16 late lose less than 1.0 on every real stream.",
-    "S2": "Dense weights 7 late lose less than 1.0 on every real stream.",
-    "S3": "Rows and dense weights 7 late lose what late rows and late dense weights lose alone,"
-    " added up, to within 1.0.",
-    "S4": "Rows 7 late lose more, the higher s is. They lose less than 1.0 where s < 0.1, and more"
-    " than 2.0 where s > 3.",
-    "S5": "A larger drift of a synchronous run over 16 updates means a larger loss by rows 16"
-    " late.",
     "F1": "Where rows 16 late lose more than 2.0, the burstiest field alone fresh gives back at"
     " least half of it.",
     "F2": "Another field fresh in its place gives back less than a fifth.",

@@ -85,7 +85,7 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
         "three sources": simulator.costs_table,
         "validate": simulator.validate_table,
     },
-    SIMULATED: {"modes": simulator.timeline_table, "who wins": simulator.sharded_table},
+    SIMULATED: {"modes": simulator.timeline_table},
     ARTIFACT: {"claims": claims},
 }
 """By page: what is written between its marks."""

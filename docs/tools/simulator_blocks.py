@@ -11,26 +11,8 @@ import numpy as np
 from page_tables import markdown, percent
 
 from experiments.paper.record import STORED, Row, read_rows
-from experiments.studies.sharded_map import ranges_of
 from persia_sim.presets.costs import CATALOGUE, fitted
 from persia_sim.report.ranges import END, MODE_LN, MODEL_LN
-
-
-def sharded_table() -> str:
-    """Hybrid against tables on the GPUs, where the host's launching is exposed: a line for each GPU
-    and size, a pair for each NIC."""
-    rows = [r for r in read_rows(STORED / "sharded_map.csv") if r["host_time"] == "exposed"]
-    cells = {(r["gpu"], float(r["parameters"]), float(r["nic_gbit_per_s"])): r for r in rows}
-    nics = sorted({nic for *_, nic in cells})
-    lines = []
-    for gpu, size in dict.fromkeys(place[:2] for place in cells):
-        of_place = [cells[gpu, size, nic] for nic in nics]
-        pairs = [" / ".join(f"{each:.2f}" for each in ranges_of(r)) for r in of_place]
-        words = f"{size / 1e12:g} T" if size >= 1e12 else f"{size / 1e9:g} G"
-        lines.append([gpu.upper(), words, f"{int(of_place[0]['sharded_gpus']):,}", *pairs])
-    heads = ["GPU", "parameters", "GPUs of sharded", *(f"{nic:g} Gbit/s" for nic in nics)]
-    return markdown(heads, lines)
-
 
 _SIZES = {"wide": (16, 3), "wide-dim128": (128, 10)}
 """Workload of the roofline -> numbers in a row, and cache lines that reading one touches: of the

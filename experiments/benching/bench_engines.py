@@ -1,8 +1,7 @@
 """Engines beside each other and beside their bounds, in interleaved windows of all candidates:
 
 - wire: every mode over a slow wire beside law 15, with one lookup in flight and with ten;
-- transport: rows in server processes beside rows in the process of the ranks;
-- lookups: what a lookup over a link takes beyond one in this process, beside its bytes.
+- transport: rows in server processes beside rows in the process of the ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-from experiments.benching.questions import Lookups, Transport
+from experiments.benching.questions import Transport
 from experiments.benching.wide import FIELDS
 from experiments.benching.windows import (
     Bench,
@@ -44,17 +43,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "servers": 1,
         "gbit_per_s": None,
     },
-    "lookups": {
-        "rounds": 5,
-        "window_steps": 50,
-        "batch": 1024,
-        "dim": 64,
-        "rows": 1_000_000,
-        "gbit_per_s": 10.0,
-        "threads": 1,
-        "ranks": 1,
-        "servers": 1,
-    },
 }
 """What each question reads, and takes where nothing was typed."""
 TYPED = sorted({name for defaults in DEFAULTS.values() for name in defaults})
@@ -67,14 +55,13 @@ class Options(Bench):
     """Candidates in turn, round after round; what is not given is each question's own."""
 
     what: Some[Annotated[str, OneOf(DEFAULTS)]] = ("wire", "transport")
-    """wire (5 minutes), transport, lookups."""
+    """wire (5 minutes), transport."""
     rounds: Count | None = None
     """Interleaved rounds of all candidates."""
     window_steps: Annotated[int, Within(3, MOST)] | None = None
     """Steps of a measurement; the first are not timed."""
     batch: Count | None = None
-    """Samples of one dense update; of lookups: of the
-    largest batch, beside which a quarter and a sixteenth of it are looked up."""
+    """Samples of one dense update."""
     rows: Annotated[int, Within(FIELDS, 10**9)] | None = None
     """Distinct ids of the workload."""
     dim: Annotated[int, Within(1, 4096)] | None = None
@@ -92,7 +79,7 @@ class Options(Bench):
     lookups_in_flight: Some[Annotated[int, Within(1, 1024)]] | None = None
     """Lookups of a rank that are on the wire at once."""
     gbit_per_s: Annotated[float, Within(0.01, 1000)] | None = None
-    """Rate of the link to the server of transport and lookups, which is on a second host, a
+    """Rate of the link to the server of transport, which is on a second host, a
     network namespace (needs root, iproute2 and util-linux)."""
 
     def _check(self) -> None:
@@ -138,6 +125,5 @@ def run(options: Options) -> None:
 QUESTIONS: dict[str, Callable[[Options], Any]] = {
     "wire": WireBesideLaw,
     "transport": Transport,
-    "lookups": Lookups,
 }
 """Each question has ``candidates``, name -> measure, and a ``report`` of their windows."""

@@ -1,30 +1,24 @@
-"""Questions of bench-engines about rows: what their transport to server processes takes of a step
-and of a lookup.
+"""The question of bench-engines about rows: what transport to server processes takes of a step.
 
 ``options`` are those of bench-engines.
 """
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count, islice
 from typing import Any
 
-import numpy as np
-
 from experiments.benching.wide import concurrent_samples_per_s, wide_workload
-from experiments.benching.windows import Summary, Window, ratio_of, summarize, verdict
+from experiments.benching.windows import Window, ratio_of, summarize, verdict
 from experiments.options import REFERENCE, STUDIED
 from experiments.statistics import Ratio
 from experiments.tables import aligned
-from experiments.validating.link import HEADER_EFFICIENCY, Apart
+from experiments.validating.link import Apart
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EngineConfig, ModelConfig, SyncConfig, TrainConfig
-from runtime.data.batch import Batch
 from runtime.embedding.config import RowOptimizer, TableConfig
 
 TRANSPORT_GOALS = {("wide", REFERENCE): 0.05, ("small", REFERENCE): 0.15}
@@ -37,8 +31,6 @@ TRANSPORT_MODES = (REFERENCE, STUDIED)
 SLOW_LR = 1e-6
 """The batches repeat: learned by heart, they have gradients that underflow, and a processor is five
 times slower with those."""
-LOOKUP_GOAL, ROUND_TRIP_S = 0.15, 1e-4
-"""A lookup over a link takes its bytes over the rate and so many seconds, within this share."""
 WARM_UP_STEPS = 3
 """Steps of a window of transport that are not timed."""
 
@@ -135,61 +127,3 @@ def linked(owner: object, gbit_per_s: float) -> dict[str, Any]:
     weakref.finalize(owner, link.close)
     link.shape(gbit_per_s)
     return {"servers_at": (link.servers_at,), "servers_secret": link.secret}
-
-
-class Lookups:
-    """Seconds of a lookup: of one server over a link, and of one in this process."""
-
-    def __init__(self, options: Any) -> None:
-        from runtime.executors.open import assemble_for
-
-        # Each size of batch, with rows in processes and here; first the bytes that must travel.
-        self._options = options
-        self._bytes: dict[int, float] = {}
-        apart = linked(self, options.gbit_per_s)
-        self.candidates: dict[str, Callable[[], float]] = {}
-        for size in (-(-options.batch // share) for share in (16, 4, 1)):
-            source = wide_workload(size, options.rows, batches=8)
-            rows = np.mean([len(np.unique(batch.ids)) for batch in source.batches])
-            self._bytes[size] = float(rows * (8 + 4 * options.dim))  # ids there, rows back
-            of_size = replace(options, batch=size)
-            for where in ("processes", "threads"):
-                config = transport_config(of_size, "small", REFERENCE, where, **apart)
-                components = assemble_for(config, source)
-                measure = partial(self._lookup_s, components, source.batches, count())
-                measure()  # creates the rows; not counted
-                self.candidates[f"{size}, {where}"] = measure
-
-    def _lookup_s(self, components: Any, batches: Sequence[Batch], steps: Iterator[int]) -> float:
-        """The median of a window; no gradients follow."""
-        taken_s = []
-        for step in islice(steps, self._options.window_steps):
-            handle = components.store.begin(0, step, batches[step % len(batches)])
-            began_s = time.perf_counter()
-            components.store.look_up(handle)
-            taken_s.append(time.perf_counter() - began_s)
-            components.store.give((handle, None))
-            components.store.drain()
-        return float(np.median(taken_s))
-
-    def report(self, windows: Sequence[Window]) -> str:
-        """A line for each size: both lookups, what is between them, the law, the goal."""
-        lines = []
-        for size, held in self._bytes.items():
-            both = (summarize(windows, f"{size}, {where}") for where in ("threads", "processes"))
-            cells = beside_its_bytes(held, self._options.gbit_per_s, *both)
-            lines.append([f"{size}", f"{held / 1e6:.2f}", *cells])
-        header = ["batch", "MB", "here [ms]", "over the link [ms]", "between [ms]", "law [ms]"]
-        return aligned([*header, "of the law", f"goal {LOOKUP_GOAL:.0%}"], lines)
-
-
-def beside_its_bytes(held: float, gbit_per_s: float, here: Summary, there: Summary) -> list[str]:
-    """Milliseconds of both lookups, of what is between them, and of the law; their ratio, and
-    whether it is near enough. A loaded machine decides nothing."""
-    law_s = held / (HEADER_EFFICIENCY * gbit_per_s / 8 * 1e9) + ROUND_TRIP_S
-    between_s = there.median - here.median
-    word = "met" if abs(between_s / law_s - 1) <= LOOKUP_GOAL else "MISSED"
-    if not (there.clean and here.clean):
-        word = f"not decided (would be {word})"
-    ms = [f"{1e3 * s:.2f}" for s in (here.median, there.median, between_s, law_s)]
-    return [*ms, f"{between_s / law_s:.2f}", word]

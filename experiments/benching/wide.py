@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from runtime.data.batch import Batch, Field, Layout
-from runtime.data.ids import hash_integers, mix64, tag
+from runtime.data.ids import hash_integers, tag
 from runtime.data.source import Part, Provenance
 from runtime.embedding.config import TableConfig
 
@@ -88,17 +88,6 @@ def wide_ids(rows: int) -> Iterator[np.ndarray]:
     """All ids of the workload with so many rows, field by field."""
     for number in range(FIELDS):
         yield tag(number, hash_integers(np.arange(rows // FIELDS)))
-
-
-def uniform_ids(numbers: np.ndarray) -> np.ndarray:
-    """Ids of one field, as unlike as hashes."""
-    return mix64(numbers.astype(np.uint64)) >> np.uint64(8)
-
-
-def handle_of(store: Any, ids: np.ndarray) -> Any:
-    """A batch of one field that looks these ids up, begun."""
-    empty = np.zeros((len(ids), 0), np.float32)
-    return store.begin(0, 0, Batch(ids, None, empty, empty))
 
 
 def full_store(

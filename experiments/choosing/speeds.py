@@ -151,8 +151,7 @@ def _layouts(point: sweep.Point, rows: str, keep_hosts: bool) -> list[Scenario]:
     scenario = sweep.scenario_of(point, 1)
     cluster = priced(scenario.cluster)
     scenario = replace(scenario, cluster=cluster)
-    has_kinds = bool(cluster.servers.also or cluster.embedding_workers.also)
-    if keep_hosts or has_kinds:
+    if keep_hosts:
         _refuse_no_room(scenario, rows)
         return [scenario]
     least = hosts_for_rows(scenario.workload, cluster.servers, rows)
@@ -180,9 +179,7 @@ def _refuse_no_room(scenario: Scenario, rows: str) -> None:
 def _tried(point: sweep.Point, scenario: Scenario) -> _Tried:
     """The point with the hosts of a scenario, by the closed form."""
     cluster = scenario.cluster
-    point = replace(
-        point, workers=cluster.embedding_workers.all_hosts, servers=cluster.servers.all_hosts
-    )
+    point = replace(point, workers=cluster.embedding_workers.hosts, servers=cluster.servers.hosts)
     usd = nan if cluster.unpriced else cluster.usd_per_hour
     return _Tried(point, answer(scenario).samples_per_s, usd)
 
@@ -299,7 +296,7 @@ def _hosts_of_a_draw(
 
 
 def _cpu_hosts(cluster: Cluster) -> tuple[int, int]:
-    return cluster.embedding_workers.all_hosts, cluster.servers.all_hosts
+    return cluster.embedding_workers.hosts, cluster.servers.hosts
 
 
 def _usd(cluster: Cluster) -> float:

@@ -21,8 +21,7 @@ from runtime.config import DataConfig
 
 def config_of_data(stream: Stream, options: Any) -> DataConfig:
     """Which data set a stream is, and the folder in which it lies."""
-    ready = not stream.is_drawn and not stream.name.endswith(".toml")
-    return DataConfig(name=stream.name, dir=options.data_dir if ready else None)
+    return DataConfig(name=stream.name, dir=None if stream.is_drawn else options.data_dir)
 
 
 def data_of(stream: Stream, options: Any, split: str = OWN) -> StreamData:
@@ -39,9 +38,8 @@ def data_of(stream: Stream, options: Any, split: str = OWN) -> StreamData:
         return StreamData(stream.name, facts.sha256, rows)
 
     # Of files, the content and the schema decide, and how much of the end is taken.
-    is_ready = stream.name in CATALOGUE
-    path = CATALOGUE[stream.name].path if is_ready else Path(stream.name)
-    keys = {k: value for k, value in schema_keys(path).items() if k not in ("download", "name")}
+    found = schema_keys(CATALOGUE[stream.name].path)
+    keys = {k: value for k, value in found.items() if k not in ("download", "name")}
     parts = [facts.sha256, keys, stream.last_rows, *filter(None, [split])]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
     train_rows = facts.train_rows or 0

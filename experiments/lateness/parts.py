@@ -75,10 +75,6 @@ class Trainer(Protocol):
         """Train those of the runs that are not done; ``what`` they are, for the progress bar."""
         ...
 
-    def measure(self, stream: Stream, order: str, rates: Rates) -> None:
-        """Count and measure the stream's log in an order, where that is not done."""
-        ...
-
     def fields(self, stream: Stream) -> Sequence[str]:
         """The stream's fields, each counted in the log where that is not done."""
         ...
@@ -243,16 +239,8 @@ def finals(
     trainer.train(runs, what)
 
 
-def measure_logs(trainer: Trainer, stream: Stream) -> None:
-    """What can be known of each log without training samples late; b(R) behind buffers, too."""
-    sync = search_sync(trainer, stream)
-    orders = [TIME] if stream.is_drawn else [TIME, SHUFFLED]
-    for order in (*orders, *(f"{BUFFER}{buffer}" for buffer in stream.buffers)):
-        trainer.measure(stream, order, sync)
-
-
 def train_order(trainer: Trainer, stream: Stream) -> None:
-    """S0: the same training samples in time order and shuffled, at sync's rates."""
+    """The same training samples in time order and shuffled, at sync's rates."""
     if stream.is_drawn:
         return
     sync = search_sync(trainer, stream)
@@ -281,7 +269,7 @@ def train_cells(trainer: Trainer, stream: Stream) -> None:
 
 
 def train_starts(trainer: Trainer, stream: Stream) -> None:
-    """S4: Adagrad from other accumulators, each with rates of its own."""
+    """Adagrad from other accumulators, each with rates of its own."""
     for start in stream.starts[1:]:
         sync = search_sync(trainer, stream, start)
         choices = search_late_cells(trainer, stream, START_CELLS, start)
@@ -313,7 +301,7 @@ def train_shuffled_windows(trainer: Trainer, stream: Stream) -> None:
 
 
 def train_long(trainer: Trainer, stream: Stream) -> None:
-    """Long runs on a drawn stream, along which a delay can be measured; sync's rates."""
+    """Longer runs on a drawn stream, at sync's rates."""
     if stream.long_updates is None:
         return
     sync = search_sync(trainer, stream)
@@ -395,7 +383,6 @@ PARTS: dict[str, Callable[[Trainer, Stream], None]] = {
     "windows": train_windows,
     "long": train_long,
     "windows-shuffled": train_shuffled_windows,
-    "logs": measure_logs,
     "taus": train_taus,
     "passes": train_passes,
     "splits": train_splits,

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-from experiments.options import OneOf, hold
 
 RANKS = 8
 """W, as in the demo."""
@@ -46,8 +43,7 @@ class Stream:
     has_windows: bool = False
     """Whether it is judged on earlier windows, too."""
     long_updates: int | None = None
-    """Length of the runs along which a delay is measured."""
-
+    """Updates of longer runs, where it has some."""
     other_split: str = OWN
     """`BY_TIME` or `BY_USER`, where its schema cuts it another way."""
     clock: str = ""
@@ -60,9 +56,8 @@ class Stream:
 
     @property
     def key(self) -> str:
-        """What its runs are stored under: the name, of a reader's own schema without its folder."""
-        name = Path(self.name).stem if self.name.endswith(".toml") else self.name
-        return self.alias or name
+        """What its runs are stored under."""
+        return self.alias or self.name
 
     @property
     def is_drawn(self) -> bool:
@@ -140,17 +135,6 @@ WHOLE_TENNIS = Stream(
     source="all of its training part, in updates of 128: a run of ten thousand",
 )
 """The longest real run; of the second plan alone."""
-
-
-def stream_of(name: str) -> Stream:
-    """The stream of a name, or the files of the reader's own schema, in their order, once.
-
-    Raises ValueError for other names.
-    """
-    if name.endswith(".toml"):
-        return Stream(name=name, seeds=6, source="the reader's own", buffers=BUFFERS[:1])
-    hold("streams", name, OneOf(STREAMS, " or the path of a schema (.toml)"))
-    return STREAMS[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -1,33 +1,28 @@
-"""From the stored runs to the study's tables: gaps with intervals, rates tried, delays, a forest.
+"""From the stored runs to the study's tables: settings, their rates by the rule, and gaps.
 
-Everything here is derived from the runs' file (and from that of the logs), on any machine, to the
-same bytes; no data set is read.
+Everything here is derived from the runs' file, on any machine, to the same bytes; no data set is
+read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from experiments.gaps import gap_columns
-from experiments.lateness.delays import delays
-from experiments.lateness.logs import LogFacts
 from experiments.lateness.parts import RateSearch, gap_of
 from experiments.lateness.runs import RunsFile, StudyRun, run_of
 from experiments.lateness.streams import (
-    ASYNC_0,
     BUFFER,
     CELLS,
     LATE,
     ORIGINS,
     OWN,
     RANKS,
-    ROWS_7,
-    ROWS_16,
     SHUFFLED,
     SYNC,
     TEST,
@@ -140,9 +135,8 @@ class LatenessStudy:
                 yield StreamSetting(stream=stream, updates=stream.long_updates)
 
 
-def gap_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
-    """A line per setting, cell, rates and task of which some seed is done, sync first; with what is
-    known of the log by ``logs`` (by stream and order)."""
+def gap_lines(study: LatenessStudy) -> list[Line]:
+    """A line per setting, cell, rates and task of which some seed is done, sync first."""
     # Each setting's cells at sync's rates, and at the chosen ones where these are others.
     lines = []
     for setting in study.settings():
@@ -155,9 +149,8 @@ def gap_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) ->
             for rates in dict.fromkeys(r for r in (sync, chosen) if r is not None):
                 runs = study.runs(setting, cell, rates)
                 records = [study.file.by_run[run] for run in runs if run in study.file.by_run]
-                facts = logs.get((setting.stream.key, setting.order))
 
-                # A line a task, with the gap and what is known of the log.
+                # A line a task, with the gap.
                 for task in records[0].auc if records else ():
                     gap = study.gap(study.terms(setting, cell, rates), task=task)
                     lines.append(
@@ -180,8 +173,6 @@ def gap_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) ->
                             "log_loss": float(np.mean([r.log_loss[task] for r in records])),
                             **gap_columns(gap),
                             **_beside_hybrid(study, setting, cell, rates, task),
-                            "b_16": facts.b_16 if facts else math.nan,
-                            "drift_16": facts.drift_16 if facts else math.nan,
                         }
                     )
     return lines
@@ -211,110 +202,3 @@ def _beside_hybrid(
         terms = study.terms(setting, hybrid, factor=-1.0)
         gap = study.gap(study.terms(setting, cell, rates), terms, task=task)
     return {"hybrid_rows_late": rows_late, **gap_columns(gap, "gap_to_hybrid")}
-
-
-def delay_lines(study: LatenessStudy) -> list[Line]:
-    """A line per cell of a drawn stream whose rows alone are late: its delay behind sync, at sync's
-    rates, by length of the run."""
-    # Drawn streams alone: their curves can be told apart from noise.
-    lines = []
-    for setting in study.settings():
-        if not setting.stream.is_drawn or setting.start:
-            continue
-        sync = study.search(setting.stream).sync()
-        for cell in (one for one in LATE if not one.dense_late and sync is not None):
-            runs = zip(
-                study.runs(setting, SYNC, sync), study.runs(setting, cell, sync), strict=True
-            )
-
-            # Pairs of a seed, at the same updates.
-            known = study.file.by_run
-            pairs = [(known[a], known[b]) for a, b in runs if a in known and b in known]
-            if len(pairs) < 2:
-                continue
-            updates = sorted(pairs[0][0].snapshots)
-            curves = np.array([[[r.snapshots[u] for u in updates] for r in p] for p in pairs])
-            measured = delays(updates, curves[:, 0], curves[:, 1])
-            lines.append(
-                _columns_of(setting)
-                | {
-                    "rows_late": cell.rows_late,
-                    "updates": updates[-1],
-                    "draws": len(pairs),
-                    "delay": measured.delay,
-                    "delay_low_95": measured.low,
-                    "delay_high_95": measured.high,
-                    "slope": measured.slope,
-                }
-            )
-    return lines
-
-
-COLUMNS_OF_EMPTY = {
-    "_moderator": (
-        "data",
-        "optimizer_start",
-        "mean_square_gradient",
-        "s",
-        "rows_late",
-        "dense_late",
-        "seeds",
-        "loss",
-        "loss_half_width_95",
-    ),
-    "_forest": (
-        "rows_late",
-        "dense_late",
-        "data",
-        "window",
-        "seeds",
-        "loss",
-        "loss_half_width_95",
-    ),
-    "_tau": ("data", "order", "passes", "split", "task", "rows_late", "dense_late"),
-    "_delays": (
-        "data",
-        "order",
-        "window",
-        "optimizer_start",
-        "rows_late",
-        "updates",
-        "draws",
-        "delay",
-        "delay_low_95",
-        "delay_high_95",
-        "slope",
-    ),
-}
-"""Headers of tables that hold nothing before their parts have run, by the ends of their names."""
-
-MODERATED = (ROWS_7, ROWS_16, ASYNC_0)
-
-
-def moderator_lines(study: LatenessStudy, logs: Mapping[tuple[str, str], LogFacts]) -> list[Line]:
-    """The losses of late cells, in thousandths, against s: the accumulator that Adagrad starts
-    from over the mean squared row gradient of sync's first updates."""
-    # Streams with several starts, and a log that says how large gradients are.
-    lines = []
-    for stream in study.streams:
-        facts = logs.get((stream.key, TIME))
-        for start in stream.starts if facts is not None and len(stream.starts) > 1 else ():
-            setting = StreamSetting(stream=stream, start=start, updates=stream.updates)
-            for cell in MODERATED:
-                gap = study.gap(study.terms(setting, cell))
-                if gap.n < 2 or facts is None:
-                    continue
-                lines.append(
-                    {
-                        "data": stream.key,
-                        "optimizer_start": start,
-                        "mean_square_gradient": facts.mean_square_gradient,
-                        "s": start / facts.mean_square_gradient,
-                        "rows_late": cell.rows_late,
-                        "dense_late": cell.dense_late,
-                        "seeds": gap.n,
-                        "loss": -gap.mean,
-                        "loss_half_width_95": gap.half_width,
-                    }
-                )
-    return lines

@@ -339,7 +339,7 @@ def left_out(known: Sequence[PublishedRate], batches: dict[str, int]) -> list[di
     # A point belongs to its series, and to every word in that.
     classes: dict[str, list[PublishedRate]] = defaultdict(list)
     for point in known:
-        several = cluster_of(point.cluster, point.gpus).nn.all_hosts > 1
+        several = cluster_of(point.cluster, point.gpus).nn.hosts > 1
         for name in (point.series, *point.series.split(), *["several hosts"] * several):
             classes[name].append(point)
 

@@ -11,18 +11,8 @@ from typing import Any
 
 from experiments.gaps import gap_of
 from experiments.lateness.data import config_of_data, data_of, fields_of, tables_apart
-from experiments.lateness.forest import forest_lines
-from experiments.lateness.hypotheses import hypotheses, hypothesis_lines
-from experiments.lateness.logs import (
-    add_counts,
-    add_log,
-    counts_hash,
-    facts_of,
-    facts_of_fields,
-    log_hash,
-    read_counts,
-    read_logs,
-)
+from experiments.lateness.hypotheses import hypothesis_lines
+from experiments.lateness.logs import add_counts, counts_hash, facts_of_fields, read_counts
 from experiments.lateness.parts import PARTS
 from experiments.lateness.runs import (
     KEPT,
@@ -42,17 +32,10 @@ from experiments.lateness.second_plan import (
     second_hypotheses,
     tau_lines,
 )
-from experiments.lateness.streams import STREAMS, SYNC, WHOLE_TENNIS, Stream, stream_of
-from experiments.lateness.table import (
-    COLUMNS_OF_EMPTY,
-    LatenessStudy,
-    delay_lines,
-    gap_lines,
-    moderator_lines,
-)
+from experiments.lateness.streams import STREAMS, SYNC, WHOLE_TENNIS, Stream
+from experiments.lateness.table import LatenessStudy, gap_lines
 from experiments.options import OneOf, PairedSeeds, Parallel, Some, hold
 from experiments.points import Point, readable
-from experiments.search import Rates
 from experiments.sweeping import START_S, Whole, run_points
 from experiments.tables import Column, drawn, table, write_csv
 from runtime.run.folder import environment, read_metrics, read_predictions, read_summary
@@ -67,8 +50,7 @@ class Options(Parallel):
     """AUC lost by late rows and dense weights: by order of the data, start of Adagrad, stream."""
 
     streams: Some[str] = tuple(STREAMS)
-    """Which ones, or the path of your own schema (.toml); real data that is not on this machine is
-    left out, with a line."""
+    """Which ones; real data that is not on this machine is left out, with a line."""
     parts: Some[str] = tuple(PARTS)
     """Which parts of the plan, in its order."""
     seeds: PairedSeeds | None = None
@@ -76,8 +58,7 @@ class Options(Parallel):
     there."""
     runs: Path | None = None
     """File, as lateness_runs.csv, that holds a line for each finished run, and gets one; else
-    docs/results/lateness_runs.csv in a checkout, and for a schema of your own the folder of
-    results."""
+    docs/results/lateness_runs.csv in a checkout, and elsewhere in the folder of results."""
     train: bool = True
     """Train what is missing; else derive the tables from the runs that are there."""
     data_dir: Path | None = None
@@ -86,20 +67,15 @@ class Options(Parallel):
 
     def _check(self) -> None:
         for name in self.streams:
-            stream_of(name)  # raises for unknown ones
+            hold("streams", name, OneOf(STREAMS))
         for part in self.parts:
             hold("parts", part, OneOf(PARTS))
 
     @property
-    def has_other_streams(self) -> bool:
-        """Whether a schema of the reader's own is among the streams."""
-        return any(name not in STREAMS for name in self.streams)
-
-    @property
     def runs_file(self) -> Path:
         """Where finished runs are kept."""
-        stored = not self.has_other_streams and STORED_RUNS.parent.is_dir()
-        return self.runs or (STORED_RUNS if stored else self.out / STORED_RUNS.name)
+        is_checkout = STORED_RUNS.parent.is_dir()
+        return self.runs or (STORED_RUNS if is_checkout else self.out / STORED_RUNS.name)
 
 
 @dataclass(kw_only=True)
@@ -158,24 +134,12 @@ class Laboratory:
             self.whole,
         )
 
-    def measure(self, stream: Stream, order: str, rates: Rates) -> None:
-        """Count and measure the stream's log in an order, where that is not done."""
-        run = run_of(stream, SYNC, rates.row, rates.dense, 0, order=order)
-        data = self._data(run)
-        config = config_of(run, data)
-        path = beside(self.file.path, "logs")
-        if self.plans_only or log_hash(config, data, order) in read_logs(path):
-            return
-        print(f"  {order}: bursts and gradients", flush=True)
-        updates = -(-samples_of(run, data.train_rows) // run.batch)
-        add_log(path, facts_of(stream.key, order, config, data, updates))
-
     def fields(self, stream: Stream) -> Sequence[str]:
         """The stream's fields, each counted in the log where that is not done."""
         run = run_of(stream, SYNC, 0.1, 1e-3, 0)
         data = self._data(run)
         names = fields_of(data)
-        path = beside(self.file.path, "counts")
+        path = counts_beside(self.file.path)
         digest = counts_hash(data, run.batch)
         if not self.plans_only and all(one.data != digest for one in read_counts(path)):
             print(f"  {stream.key}: bursts of {len(names)} fields", flush=True)
@@ -186,11 +150,8 @@ class Laboratory:
         """What the run trains on."""
         key = run.stream, run.split, bool(run.fresh), run.without
         if key not in self.data:
-            if run.stream == WHOLE_TENNIS.key:
-                stream = WHOLE_TENNIS
-            else:
-                names = (stream_of(name) for name in self.options.streams)
-                stream = next(one for one in names if one.key == run.stream)
+            is_whole = run.stream == WHOLE_TENNIS.key
+            stream = WHOLE_TENNIS if is_whole else STREAMS[run.stream]
             self.data[key] = data_of(stream, self.options, run.split)
             if run.fresh:
                 self.data[key] = tables_apart(self.data[key], self.options, run.without)
@@ -219,16 +180,16 @@ def _sums_of(record: Record, predictions: object) -> dict[str, object]:
     }
 
 
-def beside(runs: Path, what: str) -> Path:
-    """The file of what was measured of logs, or counted of their fields, beside that of runs."""
-    return runs.with_name(runs.name.replace("_runs", f"_{what}"))
+def counts_beside(runs: Path) -> Path:
+    """The file of what was counted of the fields of logs, beside that of runs."""
+    return runs.with_name(runs.name.replace("_runs", "_counts"))
 
 
 def run(options: Options) -> None:
     """Train what is missing of the chosen parts, part by part; then derive tables and figure."""
     # From stored runs alone.
     if not options.train:
-        chosen = [stream_of(name) for name in options.streams]
+        chosen = [STREAMS[name] for name in options.streams]
         report(RunsFile(options.runs_file), chosen, options)
         return
 
@@ -251,7 +212,7 @@ def run(options: Options) -> None:
             print(f"{name}, {stream.key}", flush=True)
             PARTS[name](laboratory, stream)
     print(f"runs: {file.path}, {len(file.records):,} in all\n")
-    report(file, streams if options.has_other_streams else list(STREAMS.values()), options)
+    report(file, list(STREAMS.values()), options)
 
 
 def report(file: RunsFile, streams: Sequence[Stream], options: Options) -> None:
@@ -264,37 +225,24 @@ def report(file: RunsFile, streams: Sequence[Stream], options: Options) -> None:
         print(f"no pairs of runs in {file.path} yet, and so no tables")
         return
     paths = [
-        write_csv(options.out / f"lateness{end}.csv", lines, COLUMNS_OF_EMPTY.get(end))
+        write_csv(options.out / f"lateness{end}.csv", lines)
         for end, lines in derived.items()
+        if lines
     ]
     print(f"tables: {options.out}/lateness*.csv")
-    print(f"figure: {drawn(*paths[: len(DRAWN)])}")
-
-
-DRAWN = ("", "_moderator", "_forest")
-"""Ends of the tables that the figure shows."""
+    print(f"figure: {drawn(paths[0])}")
 
 
 def tables_of(file: RunsFile, streams: Sequence[Stream]) -> dict[str, list[dict[str, Any]]]:
     """Every table of the study, by the end of its name, from the stored runs alone."""
     study = LatenessStudy(file, streams)
-    measured = read_logs(beside(file.path, "logs")).values()
-    logs = {(facts.stream, facts.order): facts for facts in measured}
-    counts = read_counts(beside(file.path, "counts"))
-    fresh = fresh_lines(study)
-    of_fields = field_lines(study, counts)
+    counts = read_counts(counts_beside(file.path))
     return {
-        "": gap_lines(study, logs),
-        "_moderator": moderator_lines(study, logs),
-        "_forest": forest_lines(study),
-        "_delays": delay_lines(study),
-        "_hypotheses": [
-            *hypothesis_lines(hypotheses(study, logs)),
-            *hypothesis_lines(second_hypotheses(study, counts)),
-        ],
+        "": gap_lines(study),
+        "_hypotheses": hypothesis_lines(second_hypotheses(study, counts)),
         "_tau": tau_lines(study),
-        **({"_fresh": fresh} if fresh else {}),
-        **({"_fields": of_fields} if of_fields else {}),
+        "_fresh": fresh_lines(study),
+        "_fields": field_lines(study, counts),
     }
 
 
@@ -390,7 +338,7 @@ PRINTED: dict[str, dict[str, Column]] = {
 
 def find(options: Options) -> tuple[list[Stream], list[str]]:
     """The streams that are here, and a line for each that is not."""
-    chosen = [stream_of(name) for name in options.streams]
+    chosen = [STREAMS[name] for name in options.streams]
     if options.seeds is not None:
         chosen = [replace(stream, seeds=options.seeds) for stream in chosen]
     facts, missing = readable(config_of_data(stream, options) for stream in chosen)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from experiments.gaps import FOOTNOTE, Run, columns_of, gap_of, gap_table
+from experiments.gaps import FOOTNOTE, Run, columns_of, gap_table
 from experiments.line_search import (
     RATE_COLUMNS,
     RULE,
@@ -30,13 +30,11 @@ from experiments.option_values import typed_values
 from experiments.options import Parallel, Seeds
 from experiments.points import Line, files_digest, points_of, what_decides
 from experiments.search import NO_RATE
-from experiments.statistics import t_interval
 from experiments.study_file import Study, read_study
 from experiments.sweeping import print_points, trained
-from experiments.tables import Column, leave, table
+from experiments.tables import leave, table
 from persia_sim.base.command_line import POSITIONAL
 from persia_sim.base.rules import Refused
-from persia_sim.base.schema import Within
 from runtime.files import BrokenFileError
 
 Table = list[dict[str, Any]]
@@ -56,9 +54,6 @@ class Options(Parallel):
     data.name=clicks.toml sync.tau=4,16 model.hidden=64 32."""
     seeds: Seeds | None = None
     """Paired seeds 0, 1, ..., >= 1; else as the study says. An interval needs two."""
-    windows: Annotated[int, Within(2, 100)] | None = None
-    """Rolling origins: judge on this many windows in turn, each after training on all rows before
-    it; together they are the second half of the training part."""
     search: bool = False
     """Choose the rates of each line first, on validation samples, as ``[search]`` of a study."""
     also_hash: tuple[Path, ...] = ()
@@ -106,11 +101,6 @@ def table_of(
         print(note)
     lines = study.lines
     also = _digest(options, lines)
-    windows = options.windows or study.file.windows
-    if windows is not None:
-        if is_searched:
-            raise Refused("windows", "judge on validation samples, as a search does; remove one")
-        lines = in_windows(lines, windows)
 
     # The rates first, where they are wanted.
     tables: dict[str, Table] = {}
@@ -133,10 +123,6 @@ def table_of(
         return []
     runs = [found[number] for number in range(len(lines))]
     rows = _told(study, lines, runs, options)
-    if windows is not None:
-        tables["_windows"] = over_windows(rows)
-        print(f"\nmean over {windows} windows, ± 95 % over windows (t)")
-        print(table([row for row in tables["_windows"] if row["versus"]], WINDOW_COLUMNS))
     print(f"\n{FOOTNOTE}")
     has_gaps = any(row["versus"] for row in rows)
     leave(options, {"": rows} | tables, drawn_first=int(has_gaps), as_a="sweep")
@@ -219,80 +205,3 @@ def _short_runs(runs: Sequence[list[Run]]) -> str:
         f" run's {updates:,} updates.\nWhere it is more than a tenth, a gap tells of the"
         " start of training only.\n"
     )
-
-
-# Rolling origins.
-
-
-def in_windows(lines: Sequence[Line], windows: int) -> tuple[Line, ...]:
-    """Each line in each window: trained on the rows before it, and judged on it, the last of the
-    data then."""
-    from runtime.executors.open import source_of  # late: a second to import
-
-    rows_of: dict[str, int] = {}
-    result = []
-    for window in range(1, windows + 1):
-        for line in lines:
-            config = line.config
-            _refuse_other_part(config)
-            if repr(config.data) not in rows_of:
-                provenance = source_of(config).provenance()
-                if provenance.schema.get("split", {}).get("by_group"):
-                    raise Refused("windows", "are of rows in an order, and the split is by group")
-                rows_of[repr(config.data)] = provenance.train_rows or 0
-            size = rows_of[repr(config.data)] // (2 * windows)
-            end = rows_of[repr(config.data)] - (windows - window) * size
-            data = replace(config.data, rows=end, validation_fraction=size / end)
-            evaluation = replace(config.evaluation, eval_split="validation")
-            config = replace(config, data=data, evaluation=evaluation)
-            result.append(replace(line, config=config, group=(*line.group, ("window", window))))
-    return tuple(result)
-
-
-def _refuse_other_part(config: Any) -> None:
-    """Windows are of rows in one order, and choose the part that is judged on."""
-    if config.data.name.startswith("synthetic"):
-        raise Refused(
-            "windows",
-            "are of rows in an order, and each seed draws the rows of a synthetic stream anew; name"
-            " another data set or remove windows",
-        )
-    if config.evaluation.eval_split == "validation" or config.data.validation_fraction is not None:
-        raise Refused(
-            "windows",
-            "say what is judged on; remove evaluation.eval_split and data.validation_fraction",
-        )
-
-
-def over_windows(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A row a line and task: the gap in each window, and their mean with its interval, over windows
-    as the drawn things; both sources of doubt are in it, seeds and rows."""
-    # The gaps of a line, in the order of the windows.
-    names = ("line", "mode", "tau", "rows_late", "dense_late", "lr", "ranks", "task", "seeds")
-    gaps: dict[tuple[Any, ...], list[float]] = {}
-    for row in rows:
-        group, _, _ = row["group"].partition("window=")
-        key = (group.strip(), *(row[name] for name in names), row["versus"])
-        gaps.setdefault(key, []).append(row["gap"])
-
-    lines = []
-    for key, by_window in gaps.items():
-        mean = t_interval(by_window)
-        lines.append(
-            dict(zip(("group", *names, "versus"), key, strict=True))
-            | {f"gap_{number}": gap for number, gap in enumerate(by_window, start=1)}
-            | {"gap": mean.mean, "gap_half_width_95": mean.half_width}
-        )
-    return lines
-
-
-WINDOW_COLUMNS: dict[str, Column] = {
-    "line": lambda row: f"{row['group']} {row['line']}".strip(),
-    "task": "{task}",
-    "rows late": "{rows_late}",
-    "dense late": "{dense_late}",
-    "gaps [1e-3]": lambda row: " ".join(
-        f"{1e3 * gap:+.1f}" for name, gap in row.items() if name[4:].isdigit()
-    ),
-    "mean [1e-3]": gap_of,
-}

@@ -22,7 +22,7 @@ from experiments.validating.stages import Costs, shares_of
 from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import Read
 from persia_sim.cluster.demand import Demand, Fetch, Push, demand
-from persia_sim.cluster.incidents import Crash, Target
+from persia_sim.cluster.incidents import Outage
 from persia_sim.cluster.scenario import DenseHome, Discipline, Noise, Queues, Scenario
 from persia_sim.cluster.stamps import Mark
 from persia_sim.cluster.workload import Workload
@@ -77,11 +77,11 @@ def schedule(
     )
 
 
-def _outage(case: Case, run: Run, read_s: float) -> Crash:
+def _outage(case: Case, run: Run, read_s: float) -> Outage:
     """The server is away from just before it is asked for the rows of two thirds of the steps."""
     step = 2 * run.scenario.steps // 3
     at_s = (float(run.stamps[Mark.READ][0, step]) - read_s) * (1 - 1e-9)
-    return Crash(target=Target.SERVER, index=0, at_s=at_s, detect_s=case.dead_s, restart_s=0.0)
+    return Outage(index=0, at_s=at_s, for_s=case.dead_s)
 
 
 def contended(
@@ -140,7 +140,7 @@ def _simulated(
     dense_cv: float,
     latency_s: float | None,
     trace: bool = False,
-    outage: Crash | None = None,
+    outage: Outage | None = None,
 ) -> Run:
     slept = replace(case, latency_s=case.latency_s if latency_s is None else latency_s)
     scenario = replace(

@@ -8,7 +8,6 @@ cycle of such constraints. Shared resources add bounds: demand of a step over ca
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -16,16 +15,13 @@ import numpy as np
 
 from persia_sim.base.vocabulary import KNOWN_MODES, refuse_unless_carried
 from persia_sim.bounds.transfers import (
-    DENSE,
     GPUS,
     SERVERS,
     WORKERS,
     Transfers,
     messages,
-    pairs,
 )
 from persia_sim.cluster.allreduce import sync_delay
-from persia_sim.cluster.cluster import Role
 from persia_sim.cluster.demand import Demand, Fetch, demand
 from persia_sim.cluster.scenario import DenseHome, Scenario
 
@@ -78,26 +74,20 @@ def fetch_s(scenario: Scenario, transfers: Transfers, part: Fetch, waits: bool =
     """One pass through worker and servers, without the copy to the GPU; ``waits``: of a request
     that waits at the servers until it may be served."""
     latency = scenario.cluster.link.latency_s
-    requested = 0.0 if waits else latency + part.worker_forward_s * transfers.slower + latency
-    answered = max(
-        requested
-        + (0.0 if waits else transfers.fan_s(part.request_bytes, group))
-        + (float(part.server_s[group.processes].max()) + part.join_s)
-        + latency
-        + transfers.fan_s(part.rows_bytes, group)
-        for group in transfers.groups
-    )
-    pooled = answered + part.worker_pool_s * transfers.slower
+    requested = 0.0 if waits else latency + part.worker_forward_s + latency
+    if not waits:
+        requested += transfers.fan_s(part.request_bytes)
+    served = requested + (float(part.server_s.max()) + part.join_s)
+    answered = served + latency + transfers.fan_s(part.rows_bytes)
+    pooled = answered + part.worker_pool_s
     return pooled + latency + transfers.rank_s(part.activation_bytes)
 
 
-def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) -> Latencies:
-    """Add up the life of a batch of this rank that this embedding worker serves."""
+def latencies(scenario: Scenario, need: Demand) -> Latencies:
+    """Add up the life of a batch."""
     refuse_unless_carried(scenario.mode, CARRIES, "the closed form", fresh=bool(scenario.fresh))
     latency = scenario.cluster.link.latency_s
-    need = need.of_rank(rank)
-    transfers = Transfers(scenario, need, rank, worker)
-    slower = transfers.slower
+    transfers = Transfers(scenario, need)
     zero = np.zeros(1)
 
     # What the training loop does beside computing: all-reduce, refresh, dense pull.
@@ -113,7 +103,7 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
         )
     refresh = 0.0
     if need.forward is not None:
-        refresh = need.forward.worker_s * slower + latency + need.forward.copy_in_s
+        refresh = need.forward.worker_s + latency + need.forward.copy_in_s
         refresh += transfers.rank_s(need.forward.activation_bytes)
     if need.refresh is not None:
         refresh = fetch_s(scenario, transfers, need.refresh) + need.refresh.copy_in_s
@@ -125,17 +115,11 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
     pushed = []
     for push in need.pushes:
         scattered = latency + transfers.rank_s(push.gradient_bytes)
-        scattered = scattered + push.worker_scatter_s * slower + latency
+        scattered = scattered + push.worker_scatter_s + latency
         if need.forward is not None:
             forward = scattered + transfers.worker_s(need.forward.exchange_bytes)
-        pushed.append(
-            max(
-                scattered
-                + transfers.fan_s(push.push_bytes, group)
-                + (float(push.server_update_s[group.processes].max()) + push.update_join_s)
-                for group in transfers.groups
-            )
-        )
+        update_s = float(push.server_update_s.max()) + push.update_join_s
+        pushed.append(scattered + transfers.fan_s(push.push_bytes) + update_s)
 
     # The life of a batch, stage by stage.
     return Latencies(
@@ -156,45 +140,13 @@ def latencies(scenario: Scenario, need: Demand, rank: int = 0, worker: int = 0) 
 
 
 def cycles(scenario: Scenario, need: Demand) -> dict[str, float]:
-    """Seconds a step that each cycle of constraints asks for; the largest is the step time.
-
-    With several kinds of host a bound: of each rank by the worker that serves it best.
-    Where ranks share a step the slowest counts, where they do not their rates add up.
-    """
-    counts = []
-    of_kinds = []
-
-    # The cycles of each kind of rank, at the worker that serves it best.
-    for (rank, workers), count in pairs(scenario).items():
-        ways = [_cycles(scenario, need, rank, worker) for worker in workers]
-        of_kinds.append({name: min(way[name] for way in ways) for name in ways[0]})
-        counts.append(count)
-    if len(of_kinds) == 1:
-        return of_kinds[0]
-
-    # Several kinds: the slowest where ranks share a step, else rates add up.
-    ranks = sum(counts)
-    worst = {name: max(each[name] for each in of_kinds) for name in of_kinds[0]}
-    if not scenario.mode.has_barrier:
-        for name in worst:
-            rates = [inf if not each[name] else 1 / each[name] for each in of_kinds]
-            worst[name] = ranks / sum(n * rate for n, rate in zip(counts, rates, strict=True))
-
-    # Loaders that serve all ranks in turn are one pool.
-    if scenario.cluster.loaders % ranks:  # else each serves one rank; here all serve all in turn
-        worst["loaders"] = (
-            sum(n * e["loaders"] for n, e in zip(counts, of_kinds, strict=True)) / ranks
-        )
-    return worst
-
-
-def _cycles(scenario: Scenario, need: Demand, rank: int, worker: int) -> dict[str, float]:
-    life = latencies(scenario, need, rank, worker)
+    """Seconds a step that each cycle of constraints asks for; the largest is the step time."""
+    life = latencies(scenario, need)
     queues = scenario.queues
     cluster = scenario.cluster
     train = life.refresh_s + life.pull_s + life.compute_s + life.sync_s
     averages = scenario.mode.averages_replicas and cluster.ranks > 1
-    if averages and not scenario.dense_on_nics:  # there a round may take longer: they are fewer
+    if averages:
         train = _with_rounds(train, scenario, need)
 
     # Cycles that every mode has: a stage's seconds over how many batches it holds.
@@ -253,7 +205,6 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
     """Seconds a step that each shared resource asks for, at full use and even spread."""
     cluster = scenario.cluster
     ranks = scenario.cluster.ranks
-    home = scenario.home
     nn = cluster.nn
     workers = cluster.embedding_workers
     servers = cluster.servers
@@ -265,32 +216,19 @@ def shared(scenario: Scenario, need: Demand) -> dict[str, float]:
         out[sender] += size
         into[receiver] += size
 
-    # Rates: where ranks wait for nobody, the pool counts, else the slowest host.
-    free = not scenario.mode.has_barrier
-    worker_rate = _together(workers, lambda kind: cluster.nic_rates(kind)[0], free)
-    shares = np.bincount(servers.host_of, weights=need.server_shares)
-    busiest, server_rate = _slowest(shares, cluster.nic_rates(servers))
-    ring = sum(b.nic_bytes for b in need.buckets) if scenario.dense_on_nics else 0.0
-    hosts = [
-        (min(of_kind, kind.processes_per_host), cluster.nic_rates(kind)[0])
-        for kind, (of_kind, _) in zip(nn.kinds, cluster.gpus, strict=True)
-    ]
+    # Batches go to all hosts alike; of the servers the one with most of a batch decides.
+    loads = np.bincount(servers.host_of, weights=need.server_shares)
+    gpus: float = min(ranks, nn.processes_per_host)
+    if not scenario.mode.has_barrier:  # where ranks wait for nobody a host that is not full is free
+        gpus = ranks / nn.hosts
+    worker_rate = workers.hosts * cluster.nic_rate(workers)
     seconds = {}
-
-    # NICs.
     for way, sent in ("in", into), ("out", out):
-        slowest = max((n * sent[GPUS] + ring) / rate for n, rate in hosts)
-        each_s = ranks * sent[GPUS] / sum(cluster.nic_rates(nn))
-        seconds[f"GPU host NICs, {way}"] = each_s if free else slowest
+        seconds[f"GPU host NICs, {way}"] = gpus * sent[GPUS] / cluster.nic_rate(nn)
         seconds[f"worker NICs, {way}"] = ranks * sent[WORKERS] / worker_rate
-        seconds[f"server NICs, {way}"] = ranks * sent[SERVERS] * busiest / server_rate
-    if home is DenseHome.ONE:
-        seconds["dense server's NIC"] = ranks * out[DENSE] / cluster.nic_rates(servers)[0]
-
-    if scenario.infinite_cpus:
-        return seconds
-
-    return seconds | _work(scenario, need)
+        busiest = ranks * sent[SERVERS] * float(loads.max())
+        seconds[f"server NICs, {way}"] = busiest / cluster.nic_rate(servers)
+    return seconds if scenario.infinite_cpus else seconds | _work(scenario, need)
 
 
 def _work(scenario: Scenario, need: Demand) -> dict[str, float]:
@@ -300,8 +238,7 @@ def _work(scenario: Scenario, need: Demand) -> dict[str, float]:
     home = scenario.home
     workers = cluster.embedding_workers
     servers = cluster.servers
-    free = not scenario.mode.has_barrier
-    shares = np.bincount(servers.host_of, weights=need.server_shares)
+    loads = np.bincount(servers.host_of, weights=need.server_shares)
 
     # Work at embedding workers and servers: core seconds, and bytes of memory.
     fetches = need.fetches
@@ -323,38 +260,18 @@ def _work(scenario: Scenario, need: Demand) -> dict[str, float]:
         memory += 4 * need.dense_bytes
 
     # What they have for it.
-    worker_cores = _together(
-        workers, lambda k: k.processes_per_host * k.cores_per_process * k.host.core_speed, free
-    )
-    worker_memory = _together(workers, lambda kind: kind.host.memory_bytes_per_s, free)
-    cores = servers.of_processes(lambda kind: kind.cores_per_process)
-    served_s, served_by = _slowest(server_s, cores)
-    moved, memory_rate = _slowest(shares, servers.of_hosts(lambda k: k.host.memory_bytes_per_s))
+    cores = workers.processes * workers.cores_per_process
     seconds = {
-        "worker cores": ranks * work_s * workers.host.core_speed / worker_cores,
-        "worker memory": ranks * touched / worker_memory,
-        "server cores": ranks * served_s / served_by,
-        "server memory": ranks * memory * moved / memory_rate,
+        "worker cores": ranks * work_s / cores,
+        "worker memory": ranks * touched / (workers.hosts * workers.host.memory_bytes_per_s),
+        "server cores": ranks * float(server_s.max()) / servers.cores_per_process,
+        "server memory": ranks * memory * float(loads.max()) / servers.host.memory_bytes_per_s,
     }
 
     # The dense weights' own server.
-    if home in (DenseHome.ONE, DenseHome.APART):
+    if home is DenseHome.APART:
         seconds["dense server"] = 2 * ranks * need.dense_copy_s
     return seconds
-
-
-def _together(role: Role, of_host: Callable[[Role], float], free: bool) -> float:
-    """What all hosts of a role can take of work that is dealt evenly to its processes: as if all
-    were of the kind that can take least; where ranks wait for nobody (``free``), each its own."""
-    if free:
-        return sum(role.of_hosts(of_host))
-    return min(role.processes / kind.processes_per_host * of_host(kind) for kind in role.kinds)
-
-
-def _slowest(loads: np.ndarray, rates: Sequence[float]) -> tuple[float, float]:
-    """The load and the rate of the one that takes longest; of equally fast ones the most loaded."""
-    most = int(np.lexsort((loads, loads / np.array(rates)))[-1])
-    return float(loads[most]), float(rates[most])
 
 
 @dataclass(frozen=True, slots=True)

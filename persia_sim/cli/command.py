@@ -19,7 +19,7 @@ from persia_sim.base.facts import Facts, on_screen
 from persia_sim.base.files import refuse_loss
 from persia_sim.base.rules import SECONDS, require
 from persia_sim.base.trace import Trace
-from persia_sim.cluster.incidents import Crash
+from persia_sim.cluster.incidents import slow_downs
 from persia_sim.cluster.memory import Capacity, capacity
 from persia_sim.cluster.scenario import DEFAULT_STEPS, Discipline, Scenario
 from persia_sim.presets.catalogue import rows_of
@@ -80,7 +80,7 @@ class SimulateOptions(Point):
 
 USUAL = "torchrec"
 """The software of tables on GPUs where nobody names one."""
-_TIMED = "slow", "crash", "checkpoint_every_s"
+_TIMED = ("slow",)
 UNASKED_STEPS = 1_600
 UNASKED_BATCHES = 100_000
 """Until a run goes on by itself at most; batches of all ranks, of which 2,500 take a second."""
@@ -235,7 +235,7 @@ def _shared_otherwise(result: Report) -> Facts:
     share = result.samples_per_s.mean / result.bound.samples_per_s
     if other is None or share >= FAR_BELOW or "NIC" not in result.bound.binds:
         return []
-    if scenario.disturbances or scenario.checkpoints:
+    if scenario.disturbances:
         return []
     rate = throughput(simulate(replace(scenario, discipline=other), need=result.run.need)).mean
     below = f"this rate is {1 - share:.0%} below what the NICs allow"
@@ -346,14 +346,9 @@ def _check_incidents(scenario: Scenario, end_s: float) -> None:
     """What never happened was not meant."""
     ends = f"the run ends at {end_s:.4g} s"
     remedy = "choose an earlier time or more --steps"
-    for event in scenario.disturbances:
-        at_s = event.at_s if isinstance(event, Crash) else event.start_s
-        what = "crash" if isinstance(event, Crash) else "slow-down"
-        name = f"{what} of {event.target} {event.index} (seconds)"
-        require(at_s <= end_s, name, f"{at_s:g}", ends, remedy)
-    if scenario.checkpoints is not None:
-        interval_s = scenario.checkpoints.interval_s
-        require(interval_s <= end_s, "checkpoint_every_s", interval_s, ends, remedy)
+    for event in slow_downs(scenario.disturbances):
+        name = f"slow-down of {event.target} {event.index} (seconds)"
+        require(event.start_s <= end_s, name, f"{event.start_s:g}", ends, remedy)
     if scenario.averaging is not None:
         period_s = scenario.averaging.period_s
         require(period_s <= end_s, "average_every_s", period_s, ends, remedy)

@@ -23,17 +23,6 @@ if TYPE_CHECKING:
 _WIDTH = 96
 _YOURS = "an example: write where your figures come from"
 
-_FURTHER_KIND = """
-# A further kind of host in a role (nn, embedding_workers or servers), by name or as a table; to
-# have it, remove the first `#` of each line, and say the ranks of both kinds above.
-#[[nn.also]]
-#host = "v100-100gbit"
-#hosts = 4
-#processes_per_host = 4
-#cores_per_process = 10
-#ram_bytes_per_process = 6e10
-"""
-
 
 def write_examples(folder: Path) -> list[Path]:
     """Write cluster.toml, workload.toml, model.toml, system.toml; none that is there is touched.
@@ -59,7 +48,6 @@ def write_examples(folder: Path) -> list[Path]:
         '# base = "gcp-100t" would start from a preset: then only what differs is needed.\n'
         '# host = "p5.48xlarge" in a role names a machine, in place of the table [nn.host].\n'
         + table(cluster)
-        + _FURTHER_KIND
         + "\n# What each stage costs is the catalogue's, measured or fitted on others' machines.\n"
         "# To say what it costs on yours, remove the first `#` of a line and of its table's name;\n"
         "# or measure it: `persia-runtime profile` writes what `--profile` reads.\n"

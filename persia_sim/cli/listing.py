@@ -84,7 +84,7 @@ def listed_clusters(options: ClusterOptions) -> str:
     for name, make in CLUSTERS.items():
         cluster = make()
         roles = cluster.nn, cluster.embedding_workers, cluster.servers
-        hosts = [f"{role.all_hosts} x {role.host.name}" for role in roles]
+        hosts = [f"{role.hosts} x {role.host.name}" for role in roles]
         usd = f"{cluster.usd_per_hour:,.2f}" if cluster.usd_per_hour else "unknown"
         lines.append([name, f"{cluster.ranks}", *hosts, usd, cluster.source])
     return aligned(header, lines)

@@ -121,18 +121,6 @@ class DenseSync:
         low, high = self.fitted_bytes or (-inf, inf)
         return not low <= size_bytes <= high
 
-    def nic_bytes(
-        self, size_bytes: float, ranks: int, ranks_per_host: int, hosts: int | None = None
-    ) -> float:
-        """What one message puts on each host's NIC, each way; 0 inside one host."""
-        hosts = hosts or ceil(ranks / ranks_per_host)
-        if hosts == 1:
-            return 0.0
-        if self.algorithm is Algorithm.TREE:
-            return 2 * size_bytes
-        members = hosts if self.algorithm is Algorithm.HIERARCHICAL else ranks
-        return 2 * (members - 1) / members * size_bytes
-
 
 def allreduce_s(system: System, reach: Reach, size_bytes: float) -> float:
     """Seconds to sum one message over all GPUs of a system."""
@@ -191,8 +179,6 @@ class Bucket:
     """Share of the backward pass after which the whole bucket is there, in (0, 1]."""
     seconds: float
     """Duration of its all-reduce."""
-    nic_bytes: float = 0.0
-    """Bytes that cross each GPU host's NIC, each way."""
 
 
 def bucket_sizes(layer_params: Sequence[int], bucket_bytes: float) -> list[tuple[float, float]]:

@@ -5,10 +5,9 @@ Plain descriptions in SI units; every record says in ``source`` where its consta
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 import numpy as np
 
@@ -16,19 +15,14 @@ from persia_sim.base.rules import COUNT, RATE, Usual, require, require_within
 from persia_sim.base.schema import require_possible
 from persia_sim.cluster.machine import Gpu, Host, System
 
-T = TypeVar("T")
-
 MOST_PROCESSES = int(COUNT[1])
 """The most processes of a role, and hosts of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
-    """A number of hosts of a type, each running so many processes of one kind; and of further
-    types.
-
-    Processes are numbered kind by kind, host by host.
-    """
+    """A number of hosts of a type, each running so many processes of one kind; these are numbered
+    host by host."""
 
     host: Host
     """The machine type."""
@@ -40,10 +34,6 @@ class Role:
     """Cores a process may use at once, >= 1; requests beyond them queue."""
     ram_bytes_per_process: Annotated[float, Usual.MEMORY]
     """Memory limit of a process, > 0; for servers it bounds the resident rows."""
-    also: tuple[Role, ...] = ()
-    """Further kinds of host in this role. Ids are spread evenly over all servers and batches over
-    all workers, whatever their kind, and each rank has its batch: the slowest kind is waited for.
-    """
 
     def __post_init__(self) -> None:
         name = self.host.name
@@ -72,58 +62,26 @@ class Role:
         remedy = "lower ram_bytes_per_process"
         field = f"memory asked of a {name} (bytes)"
         require(0 < ram <= has, field, f"{ram:.4g}", f"it has {has:.4g}", remedy)
-        rule = "a further kind has no further kinds"
-        remedy = "write all of them beside each other"
-        require(not any(kind.also for kind in self.also), f"also of {name}", "nested", rule, remedy)
-
-    @property
-    def kinds(self) -> tuple[Role, ...]:
-        """This kind of host and the further ones."""
-        return (self, *self.also)
-
-    @property
-    def all_hosts(self) -> int:
-        """Hosts of all kinds."""
-        return sum(kind.hosts for kind in self.kinds)
 
     @property
     def processes(self) -> int:
         """All processes of the role."""
-        return sum(kind.hosts * kind.processes_per_host for kind in self.kinds)
-
-    def of_hosts(self, value: Callable[[Role], T]) -> list[T]:
-        """What is said of each host's kind, one a host."""
-        return [each for kind in self.kinds for each in [value(kind)] * kind.hosts]
-
-    def of_processes(self, value: Callable[[Role], T]) -> list[T]:
-        """What is said of each process's kind, one a process."""
-        return [
-            each
-            for kind in self.kinds
-            for each in [value(kind)] * (kind.hosts * kind.processes_per_host)
-        ]
+        return self.hosts * self.processes_per_host
 
     @property
     def near(self) -> int:
-        """GPUs of a kind of GPU host that reach each other without a NIC."""
+        """GPUs of GPU hosts that reach each other without a NIC."""
         domain = self.host.nvlink_domain or self.host.gpus
         return domain * self.processes_per_host // self.host.gpus
 
     @property
     def host_of(self) -> np.ndarray:
         """The number of each process's host, int [processes]."""
-        return np.repeat(
-            np.arange(self.all_hosts), self.of_hosts(lambda kind: kind.processes_per_host)
-        )
+        return np.repeat(np.arange(self.hosts), self.processes_per_host)
 
     def with_hosts(self, hosts: int, what: str) -> Self:
-        """The role with another number of hosts; raises ValueError where there are several kinds
-        of them, naming the role as ``what``."""
+        """The role with another number of hosts; raises ValueError naming it as ``what``."""
         require(hosts >= 1, what, hosts, "must be >= 1")
-        if hosts == self.all_hosts:
-            return self
-        rule = f"the cluster has {self.all_hosts} of several kinds, and which of them is not said"
-        require(not self.also, what, hosts, rule, "say the hosts of each kind in its file")
         return replace(self, hosts=hosts)
 
 
@@ -152,7 +110,7 @@ class Cluster:
     >>> from persia_sim.presets.catalogue import gcp_100t
     >>> whole = gcp_100t()
     >>> half = whole.resized(ranks=32, servers=15)
-    >>> whole.gpus[0][0], half.gpus[0][0], half.servers.processes
+    >>> whole.ranks, half.ranks, half.servers.processes
     (64, 32, 60)
     >>> half.usd_per_hour < whole.usd_per_hour
     True
@@ -177,21 +135,16 @@ class Cluster:
 
     def __post_init__(self) -> None:
         # Every rank has a GPU.
-        for kind in self.nn.kinds:
-            _ = kind.host.chip
-            used = kind.processes_per_host
-            has = kind.host.gpus
-            rule = f"a {kind.host.name} has {has}"
-            require(used <= has, "processes_per_host of GPU hosts", used, rule, "a GPU each")
+        nn = self.nn
+        _ = nn.host.chip
+        used = nn.processes_per_host
+        rule = f"a {nn.host.name} has {nn.host.gpus}"
+        require(used <= nn.host.gpus, "processes_per_host of GPU hosts", used, rule, "a GPU each")
         require_within(self, ranks=COUNT, loaders=COUNT)
 
         # The ranks fill the hosts.
-        last = self.nn.kinds[-1].processes_per_host
-        gpus = " and ".join(
-            f"{k.hosts} hosts of {k.processes_per_host} GPUs" for k in self.nn.kinds
-        )
-        filled = self.nn.processes - last < self.ranks <= self.nn.processes
-        rule = f"{gpus} must hold them and none may be empty"
+        filled = nn.processes - used < self.ranks <= nn.processes
+        rule = f"{nn.hosts} hosts of {used} GPUs must hold them and none may be empty"
         remedy = "change ranks or those hosts"
         require(filled, "ranks", self.ranks, rule, remedy)
 
@@ -200,8 +153,6 @@ class Cluster:
         require(ranks >= 1, "ranks", ranks, "must be >= 1")
         if ranks == self.ranks:
             return self
-        rule = f"the cluster has {self.ranks} on several kinds of host, which of them is not said"
-        require(not self.nn.also, "ranks", ranks, rule, "say the hosts of each kind in its file")
         nn = self.nn
         cores = self.nn.host.cores // self.nn.cores_per_process
         if self.gpu.is_host_core and nn.hosts == 1:  # more ranks are more processes of this host
@@ -245,22 +196,21 @@ class Cluster:
     @property
     def usd_per_hour(self) -> float:
         """List price of all hosts; 0 where that of some is not known."""
-        return 0.0 if self.unpriced else sum(k.hosts * k.host.usd_per_hour for k in self._kinds)
+        return 0.0 if self.unpriced else sum(r.hosts * r.host.usd_per_hour for r in self._roles)
 
     @property
-    def _kinds(self) -> list[Role]:
-        roles = self.nn, self.embedding_workers, self.servers
-        return [kind for role in roles for kind in role.kinds]
+    def _roles(self) -> tuple[Role, ...]:
+        return self.nn, self.embedding_workers, self.servers
 
     @property
     def unpriced(self) -> list[str]:
         """Hosts without a price, where others have one."""
-        usd = {kind.host.name: kind.host.usd_per_hour for kind in self._kinds}
+        usd = {role.host.name: role.host.usd_per_hour for role in self._roles}
         return [name for name in usd if not usd[name] and any(usd.values())]
 
     @property
     def gpu(self) -> Gpu:
-        """The accelerator of the first kind of GPU host."""
+        """The accelerator of the GPU hosts."""
         return self.nn.host.chip
 
     def with_gpu(self, **changes: Any) -> Self:
@@ -269,28 +219,12 @@ class Cluster:
 
     @property
     def system(self) -> System:
-        """The cluster's GPUs alone, as tables on them see them; raises ValueError where hosts
-        differ."""
-        rule = "GPUs with tables on them must be alike"
-        remedy = "ask of a cluster with one kind"
-        require(not self.nn.also, "kinds of GPU host", len(self.nn.kinds), rule, remedy)
+        """The cluster's GPUs alone, as tables on them see them."""
         remedy = "name a machine with GPUs"
         require(not self.gpu.is_host_core, "GPU", self.gpu.name, "a core holds no tables", remedy)
         host = replace(self.nn.host, gpus=self.nn.processes_per_host, nvlink_domain=self.nn.near)
         return System(host=host, gpus=self.ranks)
 
-    @property
-    def gpus(self) -> list[tuple[int, Gpu]]:
-        """How many ranks have which accelerator, kind by kind."""
-        counts = []
-        left = self.ranks
-        for kind in self.nn.kinds:
-            ranks = min(left, kind.hosts * kind.processes_per_host)
-            counts.append((ranks, kind.host.chip))
-            left -= ranks
-        return counts
-
-    def nic_rates(self, role: Role) -> list[float]:
+    def nic_rate(self, role: Role) -> float:
         """Payload rate of the NIC of each host of a role."""
-        efficiency = self.link.header_efficiency
-        return role.of_hosts(lambda kind: kind.host.nic_bytes_per_s * efficiency)
+        return role.host.nic_bytes_per_s * self.link.header_efficiency

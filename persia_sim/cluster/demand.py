@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import inf
 
 import numpy as np
 
 from persia_sim.base.rules import require
 from persia_sim.cluster.allreduce import Algorithm, Bucket, bucket_sizes
-from persia_sim.cluster.cluster import Role
 from persia_sim.cluster.costs import Law
-from persia_sim.cluster.machine import Gpu, Precision
 from persia_sim.cluster.scenario import Scenario
+from persia_sim.cluster.validity import GPU, borrowed, extrapolated, strange
 from persia_sim.cluster.workload import Workload
 
-GPU = "GPU"
-ALL_REDUCE = "all-reduce"
-LOADERS = "loaders"
-WORKERS = "worker cores and memory"
-SERVERS = "server cores and memory"
-"""Resources, as reports call them."""
 _FORWARD_SHARE = 1 / 3  # two of six operations a parameter
 
 
@@ -110,8 +103,6 @@ class Demand:
     """async_averaging: one round of the background all-reduce."""
     dense_bytes: float
     """One copy of the dense weights or of their gradient."""
-    averaging_nic_bytes: float
-    """What a round of averaging puts on each GPU host's NIC, each way."""
     server_shares: np.ndarray
     """float64 [servers], sum 1."""
     extrapolated: tuple[str, ...]
@@ -125,18 +116,9 @@ class Demand:
     input_bytes: float = 0.0
     """Dense features and labels: from the loader to the rank's host, and copied to its GPU with the
     rows (`Fetch.copy_in_s` of the first look has them)."""
-    of_kinds: tuple[Demand, ...] = ()
-    """The demand of the ranks of each kind of GPU host, where there are several; this one is then
-    the first's. Seconds at embedding workers are those of their first kind everywhere."""
-    kind_of: tuple[int, ...] = ()
-    """The kind of each rank's host."""
     fresh: Push | None = None
     """The push of fresh tables, copied from the GPU and sent before the other; None where no table
     is fresh, or none late."""
-
-    def of_rank(self, r: int) -> Demand:
-        """What a batch of this rank asks."""
-        return self.of_kinds[self.kind_of[r]] if self.of_kinds else self
 
     @property
     def fetches(self) -> tuple[Fetch, ...]:
@@ -167,25 +149,15 @@ class Demand:
 
 def demand(scenario: Scenario, miss_rate: float = 0.0) -> Demand:
     """Apply the cost laws to one rank's batch of the scenario."""
-    kinds = scenario.cluster.nn.kinds
-    by_kind = [_demand(scenario, miss_rate, kind) for kind in kinds]
-    if len(kinds) == 1:
-        return by_kind[0]
-    each = [kind.hosts * kind.processes_per_host for kind in kinds]
-    kind_of = np.repeat(np.arange(len(kinds)), each)[: scenario.cluster.ranks].tolist()
-    return replace(by_kind[0], of_kinds=tuple(by_kind), kind_of=tuple(kind_of))
-
-
-def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     require(0 <= miss_rate <= 1, "miss_rate", miss_rate, "must lie in [0, 1]")
     cluster = scenario.cluster
     work = scenario.workload
     costs = scenario.costs
-    rank_speed = kind.host.core_speed
+    rank_speed = cluster.nn.host.core_speed
     inputs = work.input_bytes
 
     # One look at all rows; a second one at those that are to be exact and may have been written.
-    fetch = _fetched(scenario, work, kind, miss_rate)
+    fetch = _fetched(scenario, work, miss_rate)
     fresh, late = work.parted(scenario.fresh)
     if scenario.mode.prefetches_rows:
         fresh = work
@@ -193,7 +165,7 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
     forward = None
     if fresh is not None:
         share = fresh.pending_fraction(cluster.ranks * _steps_before(scenario))
-        refresh = _part_of(_fetched(scenario, fresh, kind, miss_rate), share, scenario, rank_speed)
+        refresh = _part_of(_fetched(scenario, fresh, miss_rate), share, scenario, rank_speed)
         if scenario.lookahead == "forwarded":
             forward = _forward(refresh, share, scenario)
             refresh = None
@@ -201,12 +173,12 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
             fetch = replace(fetch, rows_bytes=2 * fetch.rows_bytes)
 
     # Dense features are copied once, rows that are read or brought up to date again twice.
-    copy_in_s = _copied_in_s(scenario, work, kind, fetch.activation_bytes + inputs)
+    copy_in_s = _copied_in_s(scenario, work, fetch.activation_bytes + inputs)
     fetch = replace(fetch, copy_in_s=copy_in_s)
     two = fresh is not None and late is not None and bool(scenario.fresh)
-    launched_s = _launching_s(scenario, kind)
-    compute_s = _compute_s(scenario, kind.host.chip) + costs.gpu_fixed_s + launched_s
-    buckets, averaging_s, averaging_nic_bytes = _summed(scenario)
+    launched_s = _launching_s(scenario)
+    compute_s = _compute_s(scenario) + costs.gpu_fixed_s + launched_s
+    buckets, averaging_s = _summed(scenario)
     loaded = work.batch_per_rank * work.columns, work.loader_bytes + inputs
     return Demand(
         load_s=costs.load(*loaded) / rank_speed,
@@ -218,29 +190,29 @@ def _demand(scenario: Scenario, miss_rate: float, kind: Role) -> Demand:
         backward_s=compute_s * (1 - _FORWARD_SHARE),
         buckets=buckets,
         sync_overhead_s=_overhead_s(scenario) if buckets else 0.0,
-        push=_pushed(scenario, late or work, kind),
-        fresh=_pushed(scenario, fresh, kind) if two and fresh is not None else None,
+        push=_pushed(scenario, late or work),
+        fresh=_pushed(scenario, fresh) if two and fresh is not None else None,
         dense_copy_s=work.dense_bytes / costs.dense_server_bytes_per_s,
         averaging_s=averaging_s,
         dense_bytes=work.dense_bytes,
-        averaging_nic_bytes=averaging_nic_bytes,
         server_shares=work.server_shares(cluster.servers.processes),
-        extrapolated=_extrapolated(scenario),
-        borrowed=_borrowed(scenario),
-        strange=tuple(_strange(scenario)),
+        extrapolated=extrapolated(scenario, [size for _, size in _messages(scenario)]),
+        borrowed=borrowed(scenario),
+        strange=tuple(strange(scenario)),
         launching_s=launched_s,
         input_bytes=inputs,
     )
 
 
-def _copied_in_s(scenario: Scenario, rows: Workload, kind: Role, size_bytes: float) -> float:
+def _copied_in_s(scenario: Scenario, rows: Workload, size_bytes: float) -> float:
     """A copy to the GPU of pooled rows."""
     costs = scenario.costs
-    fixed_s = costs.copy_in(rows.sent_ids, size_bytes) / kind.host.core_speed
-    return fixed_s + size_bytes / costs.reach.bus(kind.host.chip)
+    host = scenario.cluster.nn.host
+    fixed_s = costs.copy_in(rows.sent_ids, size_bytes) / host.core_speed
+    return fixed_s + size_bytes / costs.reach.bus(host.chip)
 
 
-def _fetched(scenario: Scenario, rows: Workload, kind: Role, miss_rate: float) -> Fetch:
+def _fetched(scenario: Scenario, rows: Workload, miss_rate: float) -> Fetch:
     """A look at all rows of a batch; a worker merges and sums every occurrence of an id."""
     costs = scenario.costs
     worker_speed = scenario.cluster.embedding_workers.host.core_speed
@@ -256,20 +228,21 @@ def _fetched(scenario: Scenario, rows: Workload, kind: Role, miss_rate: float) -
         rows_bytes=rows.rows_bytes,
         worker_pool_s=costs.worker_pool(rows.ids_per_batch, rows.rows_bytes) / worker_speed,
         activation_bytes=rows.activation_bytes,
-        copy_in_s=_copied_in_s(scenario, rows, kind, rows.activation_bytes),
+        copy_in_s=_copied_in_s(scenario, rows, rows.activation_bytes),
     )
 
 
-def _pushed(scenario: Scenario, rows: Workload, kind: Role) -> Push:
+def _pushed(scenario: Scenario, rows: Workload) -> Push:
     """A push of all rows of a batch; a worker scatters to every occurrence of an id."""
     costs = scenario.costs
+    host = scenario.cluster.nn.host
     activation = rows.activation_bytes
-    copied_s = costs.copy_out(rows.sent_ids, activation) / kind.host.core_speed
+    copied_s = costs.copy_out(rows.sent_ids, activation) / host.core_speed
     update_s, update_join_s = _served(costs.server_update, scenario, rows)
     rpc_s = costs.worker_rpc.fixed_s * len(update_s)
     scatter_s = costs.worker_scatter(rows.ids_per_batch, rows.push_bytes) + rpc_s
     return Push(
-        copy_out_s=copied_s + activation / costs.reach.bus(kind.host.chip),
+        copy_out_s=copied_s + activation / costs.reach.bus(host.chip),
         gradient_bytes=activation,
         worker_scatter_s=scatter_s / scenario.cluster.embedding_workers.host.core_speed,
         push_bytes=rows.push_bytes,
@@ -285,10 +258,10 @@ def _steps_before(scenario: Scenario) -> int:
     return scenario.queues.lookups_in_flight if ahead is None else ahead
 
 
-def _launching_s(scenario: Scenario, kind: Role) -> float:
+def _launching_s(scenario: Scenario) -> float:
     """What the host of a rank adds to a step of its GPU."""
     launching = scenario.costs.launching
-    host = kind.host
+    host = scenario.cluster.nn.host
     if launching is None or host.chip.is_host_core:
         return 0.0
     work = scenario.workload
@@ -301,8 +274,8 @@ def _overhead_s(scenario: Scenario) -> float:
     all ranks of others reach each other without a NIC, the all-reduce follows their links alone."""
     cluster = scenario.cluster
     costs = scenario.costs
-    inside = len(cluster.nn.kinds) == 1 and cluster.ranks <= cluster.nn.near
-    follows = inside and costs.machines and GPU in _strange(scenario)
+    inside = cluster.ranks <= cluster.nn.near
+    follows = inside and costs.machines and GPU in strange(scenario)
     return 0.0 if follows else costs.dense_sync.overhead_s
 
 
@@ -313,7 +286,7 @@ def _served(
     busiest server of a batch is later than that of the mean batch."""
     create = scenario.costs.server_create
     shares = work.server_shares(scenario.cluster.servers.processes)
-    speed = np.array(scenario.cluster.servers.of_processes(_core_speed))
+    speed = scenario.cluster.servers.host.core_speed
     ids = work.sent_ids
     row = 4.0 * work.sent_dim
     created_s: np.ndarray | float = 0.0  # nothing is missing: not even the fixed part is paid
@@ -324,7 +297,7 @@ def _served(
     each_s = law.per_item_s + law.per_byte_s * row
     each_s += miss_rate * (create.per_item_s + create.per_byte_s * row)
     extra = work.busiest_extra(len(shares))
-    return (whole_s + created_s) / speed, extra * each_s / float(speed.min())
+    return (whole_s + created_s) / speed, extra * each_s / speed
 
 
 def _forward(refresh: Fetch, share: float, scenario: Scenario) -> Forward:
@@ -336,7 +309,7 @@ def _forward(refresh: Fetch, share: float, scenario: Scenario) -> Forward:
     each_s = update.per_item_s + update.per_byte_s * row
     applied_s = each_s * work.sent_ids * share / workers.host.core_speed
     return Forward(
-        exchange_bytes=work.push_bytes * share if workers.all_hosts > 1 else 0.0,
+        exchange_bytes=work.push_bytes * share if workers.hosts > 1 else 0.0,
         worker_s=refresh.worker_pool_s + applied_s,
         memory_bytes=refresh.pool_memory_bytes + 4 * row * work.sent_ids * share,
         activation_bytes=refresh.activation_bytes,
@@ -344,11 +317,12 @@ def _forward(refresh: Fetch, share: float, scenario: Scenario) -> Forward:
     )
 
 
-def _compute_s(scenario: Scenario, gpu: Gpu) -> float:
+def _compute_s(scenario: Scenario) -> float:
     """Multiplications of a batch at the GPU's rate, and its activations at its memory's."""
     work = scenario.workload
     costs = scenario.costs
     reach = scenario.costs.reach
+    gpu = scenario.cluster.gpu
     precision = gpu.arithmetic(work.precision)
     rate = costs.efficiency(work.batch_per_rank, precision) * gpu.peak_flops(precision)
     moved = work.batch_per_rank * work.widths * work.precision.value_bytes
@@ -368,45 +342,23 @@ def _messages(scenario: Scenario) -> list[tuple[float, float]]:
     return [(share, size * work.precision.value_bytes / 4) for share, size in plan]
 
 
-def ring_streams(scenario: Scenario) -> list[float]:
-    """Streams of an all-reduce at each GPU host: each of its GPUs has a ring of its own with its
-    peers, or all GPUs are in one."""
-    cluster = scenario.cluster
-    rings = cluster.ranks if scenario.costs.dense_sync.algorithm is Algorithm.HIERARCHICAL else 1
-    return cluster.nn.of_hosts(lambda kind: float(min(kind.processes_per_host, rings)))
-
-
-def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
-    """A step's buckets; seconds of a round of averaging, and its bytes on each GPU host's NIC."""
+def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float]:
+    """A step's buckets, and seconds of a round of averaging."""
     # How ranks lie on hosts decides how fast they sum.
     cluster = scenario.cluster
     work = scenario.workload
     costs = scenario.costs
-    kinds = cluster.nn.kinds
-    groups = sum(ceil(kind.hosts * kind.processes_per_host / kind.near) for kind in kinds)
-    where = cluster.ranks, max(kind.near for kind in kinds), groups
-    hosts = [kind.host for kind in kinds]
-    sync = costs.dense_sync.on(hosts, costs.reach, cluster.link.latency_s)
-    # RDMA gets more out of a NIC than rows do by TCP, so a byte of it takes less of theirs.
-    rows = cluster.link.header_efficiency * min(host.nic_bytes_per_s for host in hosts)
-    nic_share = min(1.0, rows / (min(map(costs.reach.outside, hosts)) or inf))
-
-    # In a hierarchy a domain's NICs share its part.
+    nn = cluster.nn
+    where = cluster.ranks, nn.near
+    sync = costs.dense_sync.on([nn.host], costs.reach, cluster.link.latency_s)
     if sync.algorithm is Algorithm.HIERARCHICAL:  # all NICs of an NVLink domain carry its part
-        together = min(kind.near / kind.processes_per_host for kind in kinds)
+        together = nn.near / nn.processes_per_host
         sync = replace(sync, inter_bytes_per_s=together * (sync.inter_bytes_per_s or inf))
-        nic_share /= together
 
     # Bucket by bucket, as the backward pass gives them.
-    buckets = [
-        Bucket(share, sync.seconds(size, *where), sync.nic_bytes(size, *where) * nic_share)
-        for share, size in _messages(scenario)
-    ]
-    if scenario.dense_on_nics:  # as traffic a bucket cannot be faster than alone on its NICs
-        stream = cluster.link.stream_bytes_per_s
-        rates = cluster.nic_rates(cluster.nn)
-        slowest = min(map(min, rates, (stream * n for n in ring_streams(scenario))))
-        buckets = [replace(b, seconds=max(b.seconds, b.nic_bytes / slowest)) for b in buckets]
+    buckets = tuple(
+        Bucket(share, sync.seconds(size, *where)) for share, size in _messages(scenario)
+    )
 
     # A round of averaging, which must be over before the next one begins.
     averaging_s = 0.0
@@ -422,73 +374,7 @@ def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float, float]:
         f"a round takes {averaging_s:.3g} s, so the replicas would be locked for ever",
         "use a longer period or a smaller stall_share",
     )
-    return tuple(buckets), averaging_s, sync.nic_bytes(work.dense_bytes, *where) * nic_share
-
-
-def _extrapolated(scenario: Scenario) -> tuple[str, ...]:
-    """Laws that are used outside the range in which they were measured or fitted."""
-    work = scenario.workload
-    costs = scenario.costs
-    met = work.ids_per_batch
-    each = work.sent_ids / scenario.cluster.servers.processes
-
-    # How many items each law is asked for, against the range in which it was measured.
-    used = {
-        "load": work.batch_per_rank * work.columns,
-        "worker_forward": met,
-        "worker_rpc": each,
-        "worker_pool": met,
-        "worker_scatter": met,
-        "server_lookup": each,
-        "server_update": each,
-    }
-    outside = [name for name, items in used.items() if getattr(costs, name).extrapolates(items)]
-
-    # The all-reduce and the GPU's rate have ranges of their own.
-    if any(costs.dense_sync.extrapolates(size) for _, size in _messages(scenario)):
-        outside.append("dense_sync")
-    measured = costs.gpu_efficiency
-    fitted_in = Precision.FP32 if costs.machines else work.precision
-    inside = measured and measured[0][0] <= work.batch_per_rank <= measured[-1][0]
-    if measured and not (inside and work.precision is fitted_in):
-        outside.append("gpu_efficiency")
-    return tuple(outside)
-
-
-def _strange(scenario: Scenario) -> dict[str, str]:
-    """Resource -> hosts of the cluster on which nothing was fitted, where whole runs were."""
-    cluster = scenario.cluster
-    fitted_hosts = scenario.costs.machines
-    roles = {GPU: cluster.nn, WORKERS: cluster.embedding_workers}
-    unfitted: dict[str, str] = {}
-    for resource, role in roles.items():
-        names = [kind.host.name for kind in role.kinds if kind.host.name not in fitted_hosts]
-        unfitted |= {resource: " and ".join(names)} if names else {}
-    follow = {each: unfitted[GPU] for each in (ALL_REDUCE, LOADERS) if GPU in unfitted}
-    return unfitted | follow
-
-
-def _borrowed(scenario: Scenario) -> tuple[str, ...]:
-    """What was fitted on hosts that the cluster does not have, or only assumed."""
-    costs = scenario.costs
-    fitted_hosts = scenario.costs.machines
-    strange = _strange(scenario)
-    parts = {GPU: "GPU, all-reduce and loaders", WORKERS: "workers' cores"}
-    borrowed = [f"{parts[n]} of {strange[n]} as fitted on others" for n in parts if n in strange]
-    private = costs.network_of not in ("", scenario.workload.name)
-    others = (f"GPU's rate as fitted to {costs.network_of}'s private network",) * private
-    if not borrowed:
-        return others
-    if not fitted_hosts:  # the catalogue follows machines
-        borrowed = [f"launching as {costs.launching.source}"] if costs.launching else []
-        if costs.reach.source.startswith("fitted"):
-            borrowed += [f"shares of rates {costs.reach.source.partition(';')[0]}"]
-    laws = [n for n in costs.__slots__ if getattr(getattr(costs, n), "source", "")[:7] == "assumed"]
-    return (*others, *borrowed, *([f"{', '.join(laws)} assumed"] if laws else []))
-
-
-def _core_speed(kind: Role) -> float:
-    return kind.host.core_speed
+    return buckets, averaging_s
 
 
 def _part_of(fetch: Fetch, share: float, scenario: Scenario, rank_speed: float) -> Fetch:
@@ -504,7 +390,7 @@ def _part_of(fetch: Fetch, share: float, scenario: Scenario, rank_speed: float) 
     # Fixed parts, which do not shrink: a call at the worker, one at each server.
     worker_speed = cluster.embedding_workers.host.core_speed
     rpc_s = costs.worker_rpc.fixed_s * servers
-    server_fixed = costs.server_lookup.fixed_s / np.array(cluster.servers.of_processes(_core_speed))
+    server_fixed = costs.server_lookup.fixed_s / cluster.servers.host.core_speed
     forward_s = (costs.worker_forward.fixed_s + rpc_s) / worker_speed
 
     # All else in proportion to the share.

@@ -1,11 +1,12 @@
-"""What goes wrong in a run, and what is done against it: slow-downs, crashes, checkpoints."""
+"""What is random in a run, and what goes wrong: slow-downs, and servers that stand still."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from math import inf, log1p, sqrt
+from math import log1p, sqrt
+from typing import ClassVar
 
 import numpy as np
 
@@ -72,57 +73,23 @@ class SlowDown:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Crash:
-    """One process dies and comes back."""
+class Outage:
+    """One server stands still for a while: it starts no request meanwhile, and loses none."""
 
-    target: Target
-    """Kind of process. A server or worker loses the pushes it holds; a rank goes back to its last
-    checkpoint and does the work since then again, in barrier modes with all others."""
+    target: ClassVar[Target] = Target.SERVER
     index: int
     """Which one, from 0."""
     at_s: float
-    """Simulated time of the crash, >= 0."""
-    detect_s: float
-    """Until the others notice, >= 0."""
-    restart_s: float
-    """Until the process runs again, >= 0; infinite: it never returns."""
-    load_s: float = 0.0
-    """Until its checkpoint is loaded, >= 0."""
-    full: bool = False
-    """Server only: all ranks and servers go back to the checkpoint. Else the crashed server alone
-    does (partial recovery): nothing is done twice, its updates since then are gone."""
+    """Simulated time at which it begins, >= 0."""
+    for_s: float
+    """How long it lasts, seconds, >= 0."""
 
     def __post_init__(self) -> None:
-        hold_choices(self)
-        for field in ("at_s", "detect_s", "restart_s", "load_s"):
+        for field in ("at_s", "for_s"):
             value = getattr(self, field)
-            ok = 0 <= value <= MOST_S or (field == "restart_s" and value == inf)
-            require(ok, f"crash {field}", value, f"must lie in [0, {MOST_S:g}]")
-        ok = not self.full or self.target is Target.SERVER
-        require(ok, "crash full", True, f"a {self.target} does not read it", "drop it")
-
-    @property
-    def back_s(self) -> float:
-        """Simulated time at which the process serves again."""
-        return self.at_s + self.detect_s + self.restart_s + self.load_s
+            require(0 <= value <= MOST_S, f"outage {field}", value, f"must lie in [0, {MOST_S:g}]")
 
 
-def slow_downs(events: Iterable[SlowDown | Crash], least: float = 1.0) -> list[SlowDown]:
+def slow_downs(events: Iterable[SlowDown | Outage], least: float = 1.0) -> list[SlowDown]:
     """The events that slow anything down, by more than a factor."""
     return [event for event in events if isinstance(event, SlowDown) and event.factor > least]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoints:
-    """Written at the end of the first step that closes an interval of work."""
-
-    interval_s: float
-    """Useful work between two checkpoints, simulated seconds, > 0."""
-    write_s: float
-    """Training stands still this long for each, >= 0."""
-
-    def __post_init__(self) -> None:
-        ok = 0 < self.interval_s <= MOST_S
-        require(ok, "checkpoint_every_s", self.interval_s, f"must be > 0 and <= {MOST_S:g}")
-        ok = 0 <= self.write_s <= MOST_S
-        require(ok, "checkpoint_s", self.write_s, f"must lie in [0, {MOST_S:g}]")

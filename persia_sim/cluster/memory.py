@@ -117,7 +117,7 @@ class Capacity:
         if not self.fits:
             each = self.limit_bytes_per_server // self.row_bytes  # whole rows
             servers = ceil(self.nominal_rows / each) if each else 0
-            hosts = ceil(servers / min(kind.processes_per_host for kind in cluster.servers.kinds))
+            hosts = ceil(servers / cluster.servers.processes_per_host)
             enough = f"use at least {hosts:,} server hosts, " if servers else "use "
             if servers > MOST_PROCESSES:
                 enough = f"more than {MOST_PROCESSES:,} servers would be needed: use fewer rows, "
@@ -138,8 +138,7 @@ def capacity(
     """
     each = rows.row_bytes(workload.kept_dim)
     servers = cluster.servers.processes
-    # Rows are spread evenly, so of several kinds of host the smallest is full first.
-    limit = min(kind.ram_bytes_per_process for kind in cluster.servers.kinds)
+    limit = cluster.servers.ram_bytes_per_process
     needed = workload.rows * each / servers
     tables = workload.alike
     held_of = [table.rows for table in tables]

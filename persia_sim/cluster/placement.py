@@ -12,40 +12,26 @@ from persia_sim.cluster.scenario import DenseHome, Scenario
 
 
 @dataclass(frozen=True, slots=True)
-class ServerGroup:
-    """Servers whose NICs are one link for fan-outs.
+class FanOut:
+    """The NICs of all servers as one link, for messages to all of them.
 
     Every fan-out spreads over the servers in the same shares, so the busiest NIC binds first and
     the others follow it: a link of (rate of the NIC / its share) is exact under fair sharing.
     """
 
-    first: int
-    end: int
-    """The group's processes are those from ``first`` until ``end``."""
-    share: float
-    """The group's share of every fan-out, by bytes; all groups together 1."""
     bytes_per_s: float
-    """Payload rate at which it takes or gives its share of a fan-out."""
+    """Payload rate at which the servers take or give a fan-out."""
     streams: float
-    """What a fan-out to it weighs: its streams, the hottest of which holds the others back."""
-
-    @property
-    def processes(self) -> slice:
-        """The group's part of arrays over all servers."""
-        return slice(self.first, self.end)
+    """What a fan-out weighs: its streams, the hottest of which holds the others back."""
 
 
-def server_groups(cluster: Cluster, shares: np.ndarray) -> tuple[ServerGroup, ...]:
-    """All servers as one group. ``shares`` float64 [servers], sum 1."""
-    # The group's rate is that of the host which is done last.
-    host_of = cluster.servers.host_of
-    rates = np.array(cluster.nic_rates(cluster.servers))
-    loads = np.bincount(host_of, weights=shares)
-    slowest = int(np.lexsort((loads, loads / rates))[-1])
+def fan_out_of(cluster: Cluster, shares: np.ndarray) -> FanOut:
+    """The link to all servers. ``shares`` float64 [servers], sum 1."""
+    # Its rate is that of the host which has most of it.
+    loads = np.bincount(cluster.servers.host_of, weights=shares)
     count = len(shares)
-    rate = float(rates[slowest]) * (1.0 / float(loads[slowest]))
-    streams = float(count) * (1.0 / (float(shares.max()) * count))
-    return (ServerGroup(0, count, 1.0, rate, streams),)
+    rate = cluster.nic_rate(cluster.servers) * (1.0 / float(loads.max()))
+    return FanOut(rate, float(count) * (1.0 / (float(shares.max()) * count)))
 
 
 class Wiring:
@@ -60,20 +46,14 @@ class Wiring:
         self.capacities: list[float] = []
         nn = cluster.nn
         workers = cluster.embedding_workers
-        rates = cluster.nic_rates
-        self.groups = server_groups(cluster, shares)
-        self.gpu_hosts = self._nics("GPU host", rates(nn))
+        self.fan_out = fan_out_of(cluster, shares)
+        self.gpu_hosts = self._nics("GPU host", [cluster.nic_rate(nn)] * nn.hosts)
         self.of_rank: list[int] = [self.gpu_hosts[host] for host in nn.host_of.tolist()]
-        worker_hosts = self._nics("worker host", rates(workers))
+        worker_hosts = self._nics("worker host", [cluster.nic_rate(workers)] * workers.hosts)
         self.of_worker: list[int] = [worker_hosts[host] for host in workers.host_of.tolist()]
-        self.of_group = self._nics("server hosts", [group.bytes_per_s for group in self.groups])
-        apart = int(home is DenseHome.ONE)
-        of_home = self._nics("dense server", rates(cluster.servers)[:apart])
-        # What asks for dense weights meets: NIC, share of the bytes, streams.
-        self.of_dense = [(nic, 1.0, 1.0) for nic in of_home]
-        if home is DenseHome.SERVERS:
-            groups = zip(self.of_group, self.groups, strict=True)
-            self.of_dense = [(nic, group.share, group.streams) for nic, group in groups]
+        (self.of_servers,) = self._nics("server hosts", [self.fan_out.bytes_per_s])
+        # Whether copies of dense weights meet the servers' NICs, which keep them beside the rows.
+        self.has_dense = home is DenseHome.SERVERS
 
     def _nics(self, role: str, rates: Sequence[float]) -> list[int]:
         """New NICs of a role."""

@@ -17,7 +17,7 @@ from persia_sim.base.vocabulary import (
 )
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.costs import Costs
-from persia_sim.cluster.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
+from persia_sim.cluster.incidents import MOST_S, Outage, SlowDown, Target
 from persia_sim.cluster.workload import Workload
 
 DEFAULT_STEPS = 100
@@ -48,9 +48,6 @@ class DenseHome(StrEnum):
     SERVERS = "servers"
     """Parts on all embedding servers (as XDL), spread over them as the rows are: copies share
     the NICs, cores and memory of servers and the NICs of GPU hosts with the rows."""
-    ONE = "one"
-    """Whole, on one host more of the servers' type: copies share the NICs of GPU hosts with rows,
-    and its own NIC and core with each other."""
     APART = "apart"
     """Whole, behind a network of its own, so that only its rate binds (`dense_server_bytes_per_s`,
     as high as one likes): what a simulator that forgets dense traffic says."""
@@ -148,11 +145,6 @@ class Knobs:
     share a step."""
     discipline: Discipline = Discipline.FLUID
     """How NICs are shared."""
-    dense_on_nics: bool = False
-    """The all-reduce and the rounds of async_averaging also load the NICs of the GPU hosts. Else
-    they have a network of their own, as the closed forms assume and as the constants were fitted. A
-    hierarchical all-reduce has as many streams a host as it has GPUs. Not in async, whose dense
-    copies are on NICs unless `dense_home` is apart."""
     dense_home: DenseHome | None = None
     """Where the dense weights are. Async only; None means on the embedding servers there."""
     trace_shards: bool = False
@@ -192,10 +184,8 @@ class Scenario(Knobs):
     """Buffers of a rank."""
     noise: Noise = Noise()
     """Random factors."""
-    disturbances: tuple[SlowDown | Crash, ...] = ()
-    """Stragglers and faults."""
-    checkpoints: Checkpoints | None = None
-    """Written inside the run; None: never, so a rank's crash takes it back to the start."""
+    disturbances: tuple[SlowDown | Outage, ...] = ()
+    """Stragglers, and servers that stand still."""
 
     def __post_init__(self) -> None:
         Knobs.__post_init__(self)
@@ -229,10 +219,6 @@ class Scenario(Knobs):
             require(ok, field, value, f"{mode} does not read it", "drop it")
         if not late:
             object.__setattr__(self, "tau", None)  # a default that nobody has chosen
-        if self.dense_on_nics:
-            ok = not mode.has_dense_server
-            remedy = "drop it, or choose a dense_home"
-            require(ok, "dense_on_nics", True, "async has no all-reduce", remedy)
 
         # Combinations that contradict each other.
         if self.merge_pushes is not None and not mode.may_merge:
@@ -240,9 +226,6 @@ class Scenario(Knobs):
             require(False, "merge_pushes", self.merge_pushes, f"{mode} {why}", "drop it")
         if self.fresh:
             self.workload.parted(self.fresh)  # every name is one of its tables
-            crashes = [event for event in self.disturbances if isinstance(event, Crash)]
-            rule = "crashes are not simulated with fresh tables"
-            require(not crashes, "fresh", ", ".join(self.fresh), rule, "leave out one of the two")
 
         # Disturbances hit processes that exist.
         counts = {

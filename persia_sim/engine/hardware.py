@@ -7,7 +7,6 @@ release of a resource; completion times of a single server are the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
 
@@ -15,7 +14,7 @@ import numpy as np
 import simpy
 
 from persia_sim.base.trace import Kind
-from persia_sim.cluster.demand import Demand, ring_streams
+from persia_sim.cluster.demand import Demand
 from persia_sim.cluster.placement import Wiring
 from persia_sim.cluster.scenario import DenseHome, Discipline, Scenario
 from persia_sim.engine.clock import Clock, Process
@@ -29,7 +28,6 @@ class FifoServer:
     def __init__(self, cores: float = inf) -> None:
         self._cores = cores
         self._busy: list[float] = []
-        self._back_s = 0.0
         self.busy_s = 0.0
 
     def visit(self, now_s: float, service_s: float) -> float:
@@ -38,14 +36,10 @@ class FifoServer:
         while busy and busy[0] <= now_s:
             heappop(busy)
         free_s = heappop(busy) if len(busy) >= self._cores else now_s
-        delay = max(free_s, self._back_s, now_s) - now_s + service_s
+        delay = max(free_s, now_s) - now_s + service_s
         heappush(busy, now_s + delay)
         self.busy_s += service_s
         return delay
-
-    def close_until(self, time_s: float) -> None:
-        """No request starts before this time (a crash)."""
-        self._back_s = max(self._back_s, time_s)
 
 
 class HostMemory:
@@ -76,30 +70,22 @@ class Bank:
     def __init__(
         self,
         processes: int,
-        cores: int | Sequence[int] | None,
+        cores: int | None,
         hosts: int,
-        memory_rate: float | Sequence[float],
+        memory_rate: float,
         host_shares: np.ndarray | None = None,
-        host_of: np.ndarray | None = None,
     ) -> None:
-        """``cores`` of each process or of every one, ``memory_rate`` of each host or of every one.
-        Without ``host_of`` all hosts have equally many processes."""
+        """``cores`` of every process, None for any number; ``memory_rate`` of every host."""
         self._processes = processes
-        self._each_cores = None if cores is None else np.broadcast_to(cores, processes)
-        # Where one of them has fewer cores than the others, its are the first that run short.
-        self._cores = None if self._each_cores is None else int(self._each_cores.min())
-        self._most_cores = 1 if self._each_cores is None else int(self._each_cores.max())
+        self._cores = cores
         self._open: list[tuple[float, int, float, np.ndarray]] = []  # end, visit, start, service
         self._table: np.ndarray | None = None  # [processes, cores]: when each falls free
-        self._back = np.zeros(processes)  # without a limit of cores: when a crash is over
+        self._back = np.zeros(processes)  # without a limit of cores: when an outage is over
         self._rows = np.arange(processes)
         self._memory_free = np.zeros(hosts)
-        rates = np.broadcast_to(memory_rate if cores is not None else inf, hosts)
-        self._memory_rate = rates
-        self._memory_binds = float(rates.min()) < inf
+        self._memory_rate = memory_rate if cores is not None else inf
+        self._memory_binds = self._memory_rate < inf
         self._host_of = np.arange(processes) // -(-processes // hosts)
-        if host_of is not None:
-            self._host_of = host_of
         self._shares = np.full(hosts, 1.0 / hosts) if host_shares is None else host_shares
         self._took: dict[float, np.ndarray] = {}  # bytes of a visit -> seconds at each host
         self.busy_s = np.zeros(processes)
@@ -110,8 +96,8 @@ class Bank:
         """Delay of a request to every server, float64 [processes]; not to be written to."""
         if self._cores is None:
             self.busy_s += service_s
-            crashed: np.ndarray = np.maximum(self._back - now_s, 0.0) + service_s
-            return crashed
+            delayed: np.ndarray = np.maximum(self._back - now_s, 0.0) + service_s
+            return delayed
         if self._starts_at_once(now_s, service_s) is not None:
             return service_s
         return self._queue(now_s, service_s)
@@ -163,10 +149,7 @@ class Bank:
     def _written_out(self) -> np.ndarray:
         """The table of cores, from now on kept."""
         if self._table is None:
-            self._table = np.zeros((self._processes, self._most_cores))
-            if self._each_cores is not None:
-                lacking = np.arange(self._most_cores) >= self._each_cores[:, None]
-                self._table[lacking] = inf  # a core that is not there is never free
+            self._table = np.zeros((self._processes, self._cores or 1))
             for core, (_, _, start_s, service_s) in enumerate(self._open):
                 self._table[:, core] = start_s + service_s
             self._open.clear()
@@ -184,7 +167,7 @@ class Bank:
         return ends
 
     def close_until(self, process: int, time_s: float) -> None:
-        """No request of this server starts before this time (a crash)."""
+        """No request of this server starts before this time (an outage)."""
         held = self._back if self._cores is None else self._written_out()
         held[process] = np.maximum(held[process], time_s)
 
@@ -210,49 +193,33 @@ class Platform:
         self.tells_each = False
         workers = cluster.embedding_workers
         shares = need.server_shares
-        self.host_of_server = cluster.servers.host_of
-        self.host_shares = np.bincount(self.host_of_server, weights=shares)
+        self.host_shares = np.bincount(cluster.servers.host_of, weights=shares)
         self.wiring = wiring = Wiring(cluster, shares, scenario.home)
         self.path = wiring.path
         self.of_rank = wiring.of_rank
         self.of_worker = wiring.of_worker
-        self._ring_streams = ring_streams(scenario)
         self.host_of_worker: list[int] = workers.host_of.tolist()
         self._home = scenario.home
         discipline = _DISCIPLINES[scenario.discipline]
         self.network = discipline(env, wiring.capacities, cluster.link.stream_bytes_per_s)
         unlimited = scenario.infinite_cpus
-        # How much longer a worker's cores take than those of the first kind of host.
-        first = workers.host.core_speed
-        self.slower = workers.of_processes(lambda kind: first / kind.host.core_speed)
         self.workers = [
-            FifoServer(inf if unlimited else cores)
-            for cores in workers.of_processes(lambda kind: kind.cores_per_process)
+            FifoServer(inf if unlimited else workers.cores_per_process)
+            for _ in range(workers.processes)
         ]
         self.worker_memory = [
-            HostMemory(inf if unlimited else rate)
-            for rate in workers.of_hosts(lambda kind: kind.host.memory_bytes_per_s)
+            HostMemory(inf if unlimited else workers.host.memory_bytes_per_s)
+            for _ in range(workers.hosts)
         ]
-        banks = [self._bank_of(scenario, group.first, group.end) for group in wiring.groups]
-        self.fan = list(zip(wiring.of_group, wiring.groups, banks, strict=True))
-        self.dense_server = FifoServer(inf if unlimited else 1)
-
-    def _bank_of(self, scenario: Scenario, first: int, end: int) -> Bank:
-        """The servers of so many processes, which are whole hosts."""
-        role = scenario.cluster.servers
-        hosts = self.host_of_server[first:end]
-        cores = role.of_processes(lambda kind: kind.cores_per_process)[first:end]
-        memory = role.of_hosts(lambda kind: kind.host.memory_bytes_per_s)
-        shares = self.host_shares[hosts[0] : hosts[-1] + 1]
-        return Bank(
-            end - first,
-            None if scenario.infinite_cpus else cores,
-            len(shares),
-            memory[hosts[0] : hosts[-1] + 1],
-            # None of a batch's rows may be there: then nothing is charged to them.
-            shares / (shares.sum() or 1.0) if len(shares) < role.all_hosts else shares,
-            hosts - hosts[0],
+        servers = cluster.servers
+        self.bank = Bank(
+            servers.processes,
+            None if unlimited else servers.cores_per_process,
+            servers.hosts,
+            servers.host.memory_bytes_per_s,
+            self.host_shares,
         )
+        self.dense_server = FifoServer(inf if unlimited else 1)
 
     def travel(self, after_s: float = 0.0, messages: int = 1) -> float:
         """Seconds until a message is there that leaves after so much service, or several of which
@@ -276,15 +243,6 @@ class Platform:
         its ``role``."""
         return self.network.send(self.path(sender, receiver), size_bytes, streams, role)
 
-    def ring(self, nic_bytes: float, least_s: float) -> simpy.Event:
-        """All GPU hosts pass so many bytes to the next; takes at least the closed form's time."""
-        nics = self.wiring.gpu_hosts
-        hosts = zip(nics, [*nics[1:], nics[0]], self._ring_streams, strict=True)
-        passed = [
-            self.send(nic, after, nic_bytes, streams) for nic, after, streams in hosts if nic_bytes
-        ]
-        return simpy.AllOf(self.env, [self.env.timeout(least_s), *passed])
-
     def dense_served(self) -> float:
         """Seconds until the home of the dense weights has handed out a copy or taken in a
         gradient."""
@@ -293,24 +251,18 @@ class Platform:
         if self._home is not DenseHome.SERVERS:
             return self.dense_server.visit(now, need.dense_copy_s)
         size_bytes = 2 * need.dense_bytes  # read and written
-        return max(
-            bank.longest(now, self._dense_part_s[group.processes], size_bytes * group.share)
-            for _, group, bank in self.fan
-        )
+        return self.bank.longest(now, self._dense_part_s, size_bytes)
 
     def close_server_until(self, process: int, time_s: float) -> None:
-        """No request of this server starts before this time (a crash)."""
-        for _, group, bank in self.fan:
-            if group.first <= process < group.end:
-                bank.close_until(process - group.first, time_s)
+        """No request of this server starts before this time (an outage)."""
+        self.bank.close_until(process, time_s)
 
     def dense_copy(self, r: int, to_rank: bool) -> Process:
         """The bytes of the dense weights between their home and a rank, one way (`travel` has
         charged the latency)."""
-        passed = []
-        for home, share, streams in self.wiring.of_dense:
+        if self.wiring.has_dense:
+            home = self.wiring.of_servers
             ends = (home, self.of_rank[r]) if to_rank else (self.of_rank[r], home)
             role = (r, Kind.DENSE_PULL if to_rank else Kind.DENSE_PUSH)
-            passed.append(self.send(*ends, self.need.dense_bytes * share, streams, role))
-        if passed:
-            yield passed[0] if len(passed) == 1 else simpy.AllOf(self.env, passed)
+            streams = self.wiring.fan_out.streams
+            yield self.send(*ends, self.need.dense_bytes, streams, role)

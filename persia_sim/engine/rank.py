@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 
-import numpy as np
 import simpy
 
 from persia_sim.cluster.scenario import Scenario
@@ -94,10 +93,6 @@ class Ledger:
         # Pushes that the run still waits for.
         self.missing = pushes_of(scenario)
         self.closed_of_step = [0] * scenario.steps
-        self.lost: dict[tuple[int, int], np.ndarray] = {}  # servers without their part, bool [n]
-        self.applied = 0
-        self.saved = 0  # of the applied ones, those in the last checkpoint or forgotten
-        self.forgotten = 0
         self.in_flight = 0
         self.max_in_flight = 0
 
@@ -106,13 +101,10 @@ class Ledger:
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
 
-    def closed(self, r: int, s: int) -> np.ndarray | None:
-        """The push of (r, s) is closed; returns the servers at which it was lost, if any."""
-        lost = self.lost.get((r, s))
+    def closed(self, s: int) -> None:
+        """A push of step s is closed."""
         self.in_flight -= 1
         self.closed_of_step[s] += 1
-        self.applied += lost is None or not lost.all()
-        return lost
 
     def returned(self) -> None:
         """A push is done and its sender knows; the last one ends the run."""
@@ -120,11 +112,6 @@ class Ledger:
         self._on_push()
         if self.missing == 0:
             self.finished.succeed()
-
-    def server_forgets(self) -> None:
-        """A server is back as it was at the last checkpoint."""
-        self.forgotten += self.applied - self.saved
-        self.saved = self.applied  # what is forgotten is counted
 
 
 def pushes_of(scenario: Scenario) -> int:

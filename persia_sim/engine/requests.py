@@ -15,10 +15,9 @@ import simpy
 from persia_sim.base.trace import ALL, Kind
 from persia_sim.cluster.demand import Fetch, Push, loader_start_s
 from persia_sim.cluster.incidents import Purpose
-from persia_sim.cluster.placement import ServerGroup
 from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.clock import Process
-from persia_sim.engine.hardware import Bank, Platform
+from persia_sim.engine.hardware import Platform
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.world import World
 from persia_sim.network.flows import Role
@@ -75,7 +74,6 @@ def look_up(world: World, r: int, s: int) -> Process:
 def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) -> Process:
     """Rank, worker, all servers, worker, rank; the rows are read when the last server answers."""
     platform = world.platform
-    disturbed = world.disturbed
     worker = world.worker_of(r, s)
 
     # Its instants are noted: a lookup and the second read of lookahead have legs of their own.
@@ -97,8 +95,6 @@ def fetch(world: World, r: int, s: int, request: Fetch, kind: Kind, mark: Mark) 
 
     # The request reaches the embedding worker, which finds out whom to ask.
     yield platform.travel()
-    if disturbed is not None:
-        yield from disturbed.worker_back(worker)
     read_s = world.worker_delay(worker, request.worker_forward_s, request.forward_memory_bytes)
     yield platform.travel(read_s)
     legs[first] = world.env.now
@@ -168,7 +164,7 @@ def load(world: World, loader: int) -> Process:
             yield rank.wait(Waiter.LOADER, why, s)
 
         # Parse the batch, then send ids to the worker and dense inputs to the rank.
-        yield world.needs[r].load_s
+        yield world.need.load_s
         yield platform.receive(platform.of_worker[world.worker_of(r, s)], need.loader_bytes)
         if need.input_bytes:
             yield platform.receive(platform.of_rank[r], need.input_bytes)
@@ -184,11 +180,10 @@ def load(world: World, loader: int) -> Process:
 
 class Asked(NamedTuple):
     """What servers did with a request: when the last of them got it and was let do it; and, where
-    `tells_each`, when each server got it and had done it."""
+    `tells_each`, when each server had done it."""
 
     arrived_s: float
     admitted_s: float
-    arrived: np.ndarray | None
     done: np.ndarray | None
 
 
@@ -209,54 +204,36 @@ def fan_out(
     when it has arrived. There it waits for what ``opens`` gives, until that is None. The busiest
     server of a batch is later than that of the mean batch by ``join_s``. ``answer_bytes`` None:
     nobody waits for an answer; 0 is an answer without rows."""
-    # Servers are asked as one group; `left` groups have not answered yet.
+    # The request arrives, and waits where it may not be served yet.
     env = platform.env
     nic = platform.of_worker[worker]
-    groups = platform.fan
-    arrived, done = np.zeros((2, len(service_s))) if platform.tells_each else (service_s, service_s)
-    last_s = admitted_s = 0.0
-    left = len(groups)
+    servers = platform.wiring.of_servers
+    streams = platform.wiring.fan_out.streams
+    yield platform.send(nic, servers, request_bytes, streams, role)
+    last_s = env.now
+    while (event := opens()) is not None:
+        yield event
+    admitted_s = env.now
 
-    # One request: over the NICs, through the servers of a group, and back.
-    def ask(server: int, group: ServerGroup, bank: Bank) -> Process:
-        nonlocal last_s, admitted_s, left
-        part = group.processes
-        share = group.share
-
-        # The request arrives, and waits where it may not be served yet.
-        yield platform.send(nic, server, request_bytes * share, group.streams, role)
-        last_s = env.now
-        while (event := opens()) is not None:
-            yield event
-        admitted_s = now = env.now
-
-        # The servers work in their own time.
-        if platform.tells_each:
-            delays = bank.visit(now, service_s[part], memory_bytes * share)
-            arrived[part], done[part] = now, now + delays
-            done[group.first + int(delays.argmax())] += join_s
-            delay = float(delays.max()) + join_s
-        else:
-            delay = bank.longest(now, service_s[part], memory_bytes * share) + join_s
-
-        # When the last group is done, the request has taken effect.
-        yield delay  # for ever: of a server that never comes back
-        left -= 1
-        if not left:
-            each = (arrived, done) if platform.tells_each else (None, None)
-            at_servers(Asked(last_s, admitted_s, *each))
-
-        # The answer goes back.
-        if answer_bytes is not None:
-            if platform.latency_s:
-                yield platform.travel()
-            yield platform.send(server, nic, answer_bytes * share, group.streams, role)
-
-    # All groups at once; one alone needs no process of its own.
-    if len(groups) == 1:
-        yield from ask(*groups[0])
+    # The servers work in their own time.
+    done = None
+    if platform.tells_each:
+        delays = platform.bank.visit(admitted_s, service_s, memory_bytes)
+        done = admitted_s + delays
+        done[int(delays.argmax())] += join_s
+        delay = float(delays.max()) + join_s
     else:
-        yield simpy.AllOf(env, [env.process(ask(*group)).ended for group in groups])
+        delay = platform.bank.longest(admitted_s, service_s, memory_bytes) + join_s
+
+    # When the last one is done, the request has taken effect.
+    yield delay
+    at_servers(Asked(last_s, admitted_s, done))
+
+    # The answer goes back.
+    if answer_bytes is not None:
+        if platform.latency_s:
+            yield platform.travel()
+        yield platform.send(servers, nic, answer_bytes, streams, role)
 
 
 class Pushes:
@@ -266,7 +243,7 @@ class Pushes:
         self._world = world
         # Merged: instants of a step's last push, by server, where anybody asks for them.
         self._arrivals: dict[int, np.ndarray] = {}
-        self._forwarded: dict[int, dict[int, bool]] = {}  # by step and rank: gradients lost
+        self._forwarded = [0] * world.scenario.steps  # ranks whose gradients are at the workers
         self._fresh_arrivals: dict[int, np.ndarray] = {}
         self._fresh_ended: dict[tuple[int, int], simpy.Event] = {}
         self._fresh_of_step = [0] * world.scenario.steps
@@ -296,45 +273,27 @@ class Pushes:
             world.ledger.returned()
 
     def _send(self, r: int, s: int) -> Generator[simpy.Event | float, Any, np.ndarray | None]:
-        """Returns when each server has written its rows, where anybody asks (`tells_each`); what a
-        crash loses is in the ledger."""
+        """Returns when each server has written its rows, where anybody asks (`tells_each`)."""
         world = self._world
         env = self._world.env
         need = world.need
         push = need.push
         platform = world.platform
-        disturbed = world.disturbed
-
         worker = world.worker_of(r, s)
-        started = env.now
         legs = world.legs[:, r, s]
         yield from self._scatter(r, s, push, Kind.PUSH, (Leg.AT_WORKER, Leg.SCATTERED))
-
-        # A worker that crashed meanwhile has lost this push for every server.
-        if disturbed is not None and disturbed.worker_lost(worker, started):
-            servers = len(need.server_shares)
-            world.ledger.lost[r, s] = np.ones(servers, bool)
-            if need.forward is not None:
-                self._hand_over(r, s, lost=True)
-            yield from disturbed.worker_back(worker)
-            return np.zeros(servers)
 
         # Lookahead `forwarded`: the next holder of the rows gets the gradients at once.
         if need.forward is not None:
             env.process(self._forward(r, s, need.forward.exchange_bytes))
 
-        # Called when the last server has applied its part; what a crash lost of it is noted.
+        # Called when the last server has applied its part.
         written: np.ndarray | None = None
 
         def applied(asked: Asked) -> None:
             nonlocal written
             legs[Leg.AT_SERVERS] = asked.arrived_s
-            _, _, arrived, written = asked
-            if disturbed is None or arrived is None or written is None:
-                return
-            lost = disturbed.servers_lost(arrived, written)
-            if lost is not None:
-                world.ledger.lost[r, s] = lost
+            *_, written = asked
 
         # Send each server its part, and apply it there.
         service_s = world.at_servers(push.server_update_s, Purpose.SERVER_UPDATE, r, s)
@@ -422,43 +381,27 @@ class Pushes:
             nics = world.platform.of_worker
             yield world.platform.send(nics[here], nics[there], size_bytes, role=(r, Kind.PUSH))
         world.legs[Leg.FORWARDED, r, s] = world.env.now
-        self._hand_over(r, s, lost=False)
 
-    def _hand_over(self, r: int, s: int, lost: bool) -> None:
-        """The workers have the gradients of (r, s); the last rank's have the step applied there:
-        later steps see it then. What the servers get later, or lose, is not in the order."""
-        world = self._world
+        # The last rank's have the step applied at the workers: later steps see it then. What the
+        # servers get later is not in the order.
         ranks = len(self._world.ranks)
-        came = self._forwarded.setdefault(s, {})
-        came[r] = lost
+        self._forwarded[s] += 1
         world.ledger.returned()
-        if len(came) < ranks:
-            return
-        missing = [q for q in range(ranks) if came[q]]
-        now = np.full(len(world.need.server_shares), world.env.now)
-        for q in missing:
-            world.order.rows(Kind.LOST_PUSH, q, s, now)
-        if len(missing) < ranks:
-            world.order.rows(Kind.PUSH, ALL, s, now, pushes=ranks - len(missing))
-        del self._forwarded[s]
-        world.forwarded.close([(q, s) for q in range(ranks)])
+        if self._forwarded[s] == ranks:
+            now = np.full(len(world.need.server_shares), world.env.now)
+            world.order.rows(Kind.PUSH, ALL, s, now, pushes=ranks)
+            world.forwarded.close([(q, s) for q in range(ranks)])
 
     def _close(self, r: int, s: int, instants: np.ndarray | None) -> None:
         """The push of (r, s) is closed; merged ones take effect with the last rank's, at each
-        server when it has them all (or knows that one is lost)."""
+        server when it has them all."""
         world = self._world
         ranks = len(self._world.ranks)
-
-        # Parts that a crash has lost are written into the order of events, too.
-        lost = world.ledger.closed(r, s)
-        if lost is not None and world.need.forward is None:
-            instants = np.where(lost, world.env.now, instants)  # type: ignore[arg-type]  # a crash
-            world.order.rows(Kind.LOST_PUSH, r, s, instants, where=lost)
+        world.ledger.closed(s)
 
         # Unmerged: this push alone takes effect.
         if not world.scenario.merges:
-            applied = None if lost is None else ~lost
-            world.order.rows(Kind.PUSH, r, s, instants, pushes=1, where=applied)
+            world.order.rows(Kind.PUSH, r, s, instants, pushes=1)
             world.window.close([(r, s)])
             return
 
@@ -467,15 +410,8 @@ class Pushes:
             self._arrivals[s] = np.maximum(self._arrivals.get(s, instants), instants)
         if world.ledger.closed_of_step[s] == ranks:
             last = self._arrivals.pop(s, None)
-            batches = [(q, s) for q in range(ranks)]
-            missing = [world.ledger.lost[b] for b in batches if b in world.ledger.lost]
-            if world.need.forward is not None:
-                pass  # the step has taken effect at the workers
-            elif missing:
-                merged = ranks - np.sum(missing, axis=0)
-                world.order.rows(Kind.PUSH, ALL, s, last, pushes=merged, where=merged > 0)
-            else:
+            if world.need.forward is None:  # else the step has taken effect at the workers
                 if world.scenario.fresh and world.need.fresh is None:  # no table is late
                     world.order.rows(Kind.FRESH_PUSH, ALL, s, last, pushes=ranks)
                 world.order.rows(Kind.PUSH, ALL, s, last, pushes=ranks)
-            world.window.close(batches)
+            world.window.close([(q, s) for q in range(ranks)])

@@ -16,13 +16,10 @@ import numpy as np
 from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import KNOWN_MODES, refuse_unless_carried
 from persia_sim.bounds.closed_form import cycles
-from persia_sim.bounds.transfers import Alike, served_alike
 from persia_sim.cluster.demand import Demand, demand
-from persia_sim.cluster.incidents import Crash
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.clock import Clock, NothingLeftError
-from persia_sim.engine.faults import Losses
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.requests import Pushes, load, start_lookups
 from persia_sim.engine.training import Barrier, FreeRunning, average, copy_in, copy_out
@@ -62,8 +59,6 @@ class Run:
     """Payload bytes of each direction of each NIC."""
     link_capacity: dict[str, float]
     """Payload bytes per second of the same."""
-    losses: Losses
-    """What crashes and checkpoints cost."""
     max_in_flight: int
     """Most batches between the start of their lookup and the end of their push, all ranks."""
 
@@ -71,45 +66,25 @@ class Run:
         """The demand with the service times that the steps in [first, end) have drawn.
 
         With them the closed form of the constraints bounds those steps as it does without noise:
-        without a barrier ranks' rates add up, and at one all wait for the slowest. There a rank
-        that waits long for its rows may compute quickly, so only ranks whose rows come alike are
-        looked at together. No request was quicker than the quickest. A step waits for pushes of
-        earlier ones, not its own.
+        without a barrier ranks' rates add up, and at one all wait for the slowest. No request was
+        quicker than the quickest. A step waits for pushes of earlier ones, not its own.
         """
         need = self.need
         computed_s = self.computed_s[:, first:end]
-        kind_of = np.array(need.kind_of)
 
-        # Where ranks meet, the slowest of each step, of those who get their rows alike.
-        alike: dict[Alike, list[int]] = {}
-        for rank, key in enumerate(served_alike(self.scenario)):
-            alike.setdefault(key, []).append(rank)
-
-        # The compute time as drawn of these ranks.
-        def computed(need: Demand, ranks: set[int]) -> Demand:
-            if self.scenario.mode.has_barrier:
-                together = [group for group in alike.values() if ranks.issuperset(group)]
-                mean = min(computed_s[group].max(0).mean() for group in together)
-            else:
-                own = computed_s[sorted(ranks)].mean(1)
-                mean = 1 / (1 / np.maximum(own, _TINY)).mean()
-            more = float(mean) / need.compute_s if need.compute_s else 1.0
-            return replace(need, forward_s=need.forward_s * more, backward_s=need.backward_s * more)
-
-        # Of all ranks together, and of the ranks of each kind of host.
-        drawn = computed(need, set(range(len(computed_s))))
-        kinds = [
-            computed(each, set(np.flatnonzero(kind_of == kind).tolist()))
-            for kind, each in enumerate(need.of_kinds)
-        ]
+        # The compute time as drawn: of the slowest rank of each step where ranks meet.
+        if self.scenario.mode.has_barrier:
+            mean = float(computed_s.max(0).mean())
+        else:
+            mean = float(1 / (1 / np.maximum(computed_s.mean(1), _TINY)).mean())
+        more = mean / need.compute_s if need.compute_s else 1.0
+        drawn = replace(need, forward_s=need.forward_s * more, backward_s=need.backward_s * more)
 
         # Requests at servers: the quickest of each step, as no bound may ask for more.
         before = min(first, 1)
         lookup_s = float(self.served_s[0, :, first:end].min(0).mean())
         update_s = float(self.served_s[1, :, first - before : end - before].min(0).mean())
-        if lookup_s or update_s:
-            drawn, *kinds = (self._served(each, lookup_s, update_s) for each in (drawn, *kinds))
-        return replace(drawn, of_kinds=tuple(kinds))
+        return self._served(drawn, lookup_s, update_s) if lookup_s or update_s else drawn
 
     def _served(self, need: Demand, lookup_s: float, update_s: float) -> Demand:
         """The demand where the slowest server takes so long for a lookup and for an update."""
@@ -185,7 +160,6 @@ def simulate(
     # What the world has recorded becomes the run; it must obey the conservation laws.
     stamps = np.array(world.stamps)
     platform = world.platform
-    crashes = [e for e in scenario.disturbances if isinstance(e, Crash)]
     run = Run(
         scenario=scenario,
         need=need,
@@ -199,7 +173,6 @@ def simulate(
         busy_s=_busy(world, stamps),
         link_bytes=dict(zip(platform.wiring.names, platform.network.link_bytes, strict=True)),
         link_capacity=dict(zip(platform.wiring.names, platform.wiring.capacities, strict=True)),
-        losses=world.recovery.losses(crashes),
         max_in_flight=world.ledger.max_in_flight,
     )
     check(run)
@@ -228,8 +201,7 @@ def start(world: World) -> None:
         for _ in range(min(scenario.queues.push_tasks, scenario.steps)):
             env.process(pushes.task(r))
 
-    # Beside them, what strikes at random, and averaging.
-    world.recovery.start()
+    # Beside them averaging.
     if scenario.mode.averages_replicas and ranks > 1:
         env.process(average(world))
 
@@ -262,17 +234,17 @@ def _busy(world: World, stamps: np.ndarray) -> dict[str, float]:
 
     # Busy seconds of a resource are divided by its units: cores, ranks, hosts.
     workers = cluster.embedding_workers
-    server_cores = np.array(cluster.servers.of_processes(lambda kind: kind.cores_per_process))
+    server_cores = cluster.servers.cores_per_process
     work = sum(worker.busy_s for worker in platform.workers)
-    banks = [b for *_, b in platform.fan]
+    bank = platform.bank
     return {
         "GPU": float(world.computed_s.sum()) / ranks,
         "copy to the GPU": spent(Mark.ON_GPU, Mark.COPY_IN),
         "copy from the GPU": spent(Mark.COPIED_OUT, Mark.COPY_OUT),
-        "worker cores": work / sum(workers.of_processes(lambda kind: kind.cores_per_process)),
+        "worker cores": work / (workers.processes * workers.cores_per_process),
         "worker memory": max(memory.busy_s for memory in platform.worker_memory),
-        "server cores": float((np.concatenate([b.busy_s for b in banks]) / server_cores).max()),
-        "server memory": max(float(bank.memory_busy_s.max()) for bank in banks),
+        "server cores": float((bank.busy_s / server_cores).max()),
+        "server memory": float(bank.memory_busy_s.max()),
         "dense server": platform.dense_server.busy_s,
     }
 
@@ -313,15 +285,11 @@ def check(run: Run) -> None:
 
     # No NIC carried more than its capacity.
     if scenario.discipline != "unshared":
-        averages = scenario.dense_on_nics and scenario.mode.averages_replicas
-        open_bytes = run.need.averaging_nic_bytes if averages else 0.0  # of the unfinished round
         for name, sent in run.link_bytes.items():
-            if sent - open_bytes > slack * run.link_capacity[name]:
+            if sent > slack * run.link_capacity[name]:
                 raise AssertionError(f"NIC {name} carried more than its capacity")
 
     # No cycle of constraints was passed faster than its closed form allows.
-    if run.losses.lost_pushes:
-        return  # they were quicker than a push is
     for name, seconds in cycles(scenario, run.need).items():
         lag = _LAGS.get(name, 0)
         if name == "window":

@@ -3,7 +3,7 @@
 With a barrier all ranks compute and then have the step's dense update; else a rank computes on
 weights of its own, waits for nobody, and replicas are averaged behind it.
 
-The all-reduce has a network of its own, or is traffic on the GPU hosts' NICs beside rows.
+The all-reduce has a network of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import numpy as np
 import simpy
 
 from persia_sim.base.trace import ALL, Kind
-from persia_sim.cluster.allreduce import Bucket, sync_delay
+from persia_sim.cluster.allreduce import sync_delay
 from persia_sim.cluster.demand import Forward
 from persia_sim.cluster.stamps import Leg, Mark
-from persia_sim.engine.clock import Clock, Process
-from persia_sim.engine.hardware import Platform
+from persia_sim.engine.clock import Process
 from persia_sim.engine.rank import Waiter
 from persia_sim.engine.requests import fetch, hand_on
 from persia_sim.engine.world import World
@@ -28,7 +27,7 @@ from persia_sim.engine.world import World
 def copy_in(world: World, r: int) -> Process:
     """Copy pooled rows to the GPU."""
     rank = world.ranks[r]
-    need = world.needs[r]
+    need = world.need
     room = world.scenario.queues.on_gpu
     for s in range(world.scenario.steps):
         while s >= rank.handed_on:
@@ -65,11 +64,11 @@ def copy_out(world: World, r: int, begin_fresh: Callable[[int, int], object]) ->
         rank.backward.popleft()
         rank.wake(Waiter.TRAIN)
         world.stamp(Mark.COPY_OUT, r, s)
-        fresh = world.needs[r].fresh
+        fresh = world.need.fresh
         if fresh is not None:
             yield fresh.copy_out_s
             begin_fresh(r, s)
-        yield world.needs[r].push.copy_out_s
+        yield world.need.push.copy_out_s
         world.stamp(Mark.COPIED_OUT, r, s)
         while len(rank.to_push) >= room:
             yield rank.wait(Waiter.COPY_OUT, f"room among {room} copied gradients for step {s}")
@@ -80,7 +79,7 @@ def copy_out(world: World, r: int, begin_fresh: Callable[[int, int], object]) ->
 def take(world: World, r: int, s: int) -> Process:
     """Wait until the batch is on the GPU; rows that are to be exact are brought up to date."""
     rank = world.ranks[r]
-    refresh = world.needs[r].refresh
+    refresh = world.need.refresh
 
     # Wait for the batch; taking it makes room for the next copy.
     while s >= rank.on_gpu:
@@ -92,7 +91,7 @@ def take(world: World, r: int, s: int) -> Process:
         rank.wake(Waiter.LOOKUP)
 
     # Lookahead, fresh tables: rows with pending pushes are replaced before the forward pass.
-    forward = world.needs[r].forward
+    forward = world.need.forward
     if forward is not None:
         yield from _bring_up_to_date(world, r, s, forward)
     elif refresh is not None:
@@ -132,17 +131,12 @@ class Barrier:
         self._ranks = len(world.ranks)
         self._arrived: list[tuple[int, float, float]] = []
         self._met = world.env.event()
-        self._reduce: ReduceOnNics | None = None
-        self._reduced: simpy.Event | None = None
-        if world.scenario.dense_on_nics:
-            self._reduce = ReduceOnNics(world.env, world.platform, world.need.buckets, self._ranks)
 
     def train(self, r: int) -> Process:
         """Compute, wait until the gradient of all ranks is summed, and again."""
         world = self._world
         env = self._world.env
         rank = self._world.ranks[r]
-        overlaps = world.scenario.mode.overlaps_dense_sync
 
         # Each step: take the batch, ...
         for s in range(world.scenario.steps):
@@ -153,8 +147,6 @@ class Barrier:
             # overlaps, ...
             forward, backward = world.compute_s(r, s)
             forward_end = env.now + forward
-            if self._reduce is not None and overlaps:
-                self._reduced = self._reduce.will_compute(forward_end, backward)
             yield forward + backward
             world.stamp(Mark.BACKWARD_END, r, s)
 
@@ -178,12 +170,6 @@ class Barrier:
         self._arrived = []
         self._met = env.event()
 
-        # Simulated on the NICs, or by a closed form.
-        if self._reduce is not None:
-            reduced = self._reduced or self._reduce.reduce_now()
-            self._reduced = None
-            env.process(self._update_when_reduced(s, met, reduced))
-            return met
         delay = self._sync_s(ends, backwards)
         env.timeout(delay).callbacks.append(lambda _: self._update(s, met))
         return met
@@ -193,60 +179,13 @@ class Barrier:
         now = self._world.env.now
         need = self._world.need
         overlaps = self._world.scenario.mode.overlaps_dense_sync
-        delay = sync_delay(
+        return sync_delay(
             now, forward_ends_s, backwards_s, need.buckets, overlaps, need.sync_overhead_s
         )
-        return delay + (self._world.recovery.real_end_s(0, now + delay) - (now + delay))
-
-    def _update_when_reduced(self, s: int, met: simpy.Event, reduced: simpy.Event) -> Process:
-        """Update where the all-reduce is traffic: everybody waits for its last bucket."""
-        world = self._world
-        env = self._world.env
-        yield reduced
-        end_s = world.recovery.real_end_s(0, env.now + world.need.sync_overhead_s)
-        yield end_s - env.now
-        self._update(s, met)
 
     def _update(self, s: int, met: simpy.Event) -> None:
         self._world.order.dense(Kind.DENSE_UPDATE, ALL, s)
         met.succeed()
-
-
-class ReduceOnNics:
-    """Sums the buckets of one step after the other, each when every rank has it.
-
-    A bucket takes as long as its closed form, or until its bytes have passed every host's NIC,
-    whichever is later: so it slows down, and slows others down, where a NIC is shared.
-    """
-
-    def __init__(
-        self, env: Clock, platform: Platform, buckets: tuple[Bucket, ...], ranks: int
-    ) -> None:
-        self._env = env
-        self._platform = platform
-        self._buckets = buckets
-        self._ranks = ranks
-        self._ready: list[tuple[float, float]] = []
-
-    def will_compute(self, forward_end_s: float, backward_s: float) -> simpy.Event | None:
-        """A rank has begun its step; the last one gets the event that all buckets are summed."""
-        self._ready.append((forward_end_s, backward_s))
-        if len(self._ready) < self._ranks:
-            return None
-        ends, backwards = np.array(self._ready).T
-        self._ready = []
-        ready = [float((ends + b.ready_share * backwards).max()) for b in self._buckets]
-        return self._env.process(self._reduce(ready)).ended
-
-    def reduce_now(self) -> simpy.Event:
-        """All ranks have the whole gradient: the event that all buckets are summed."""
-        return self._env.process(self._reduce([self._env.now] * len(self._buckets))).ended
-
-    def _reduce(self, ready_s: list[float]) -> Process:
-        for bucket, ready in zip(self._buckets, ready_s, strict=True):
-            if ready > self._env.now:
-                yield ready - self._env.now
-            yield self._platform.ring(bucket.nic_bytes, bucket.seconds)
 
 
 class FreeRunning:
@@ -282,11 +221,6 @@ class FreeRunning:
                 yield stall
             rank.computes = False
 
-            # A crash or a checkpoint inside this step stops the rank.
-            stopped = world.recovery.real_end_s(r, env.now) - env.now
-            if stopped:
-                rank.reasons[Waiter.TRAIN] = f"rank {r} to come back"
-                yield stopped
             world.stamp(Mark.BACKWARD_END, r, s)
             if self._has_server:
                 env.process(self._push(r, s))
@@ -332,7 +266,6 @@ def average(world: World) -> Process:
     # A round every period, or right after the last one where that took longer.
     while number == 0 or env.peek() < inf:  # else nobody will do anything any more
         yield max(0.0, rounds.period_s - took_s)
-        began_s = env.now
         took_s = duration
 
         # All replicas enter at one instant and leave at another.
@@ -344,10 +277,5 @@ def average(world: World) -> Process:
                 elif kind is Kind.AVERAGE_READ:  # it waits for a batch meanwhile
                     rank.locked_until_s = env.now + rounds.stall_share * duration
 
-            # The sum takes its time on the NICs, or by the closed form.
-            if wait and world.scenario.dense_on_nics:
-                yield world.platform.ring(world.need.averaging_nic_bytes, wait)
-                took_s = env.now - began_s
-            else:
-                yield wait
+            yield wait
         number += 1

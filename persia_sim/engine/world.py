@@ -14,19 +14,17 @@ from persia_sim.base.trace import ALL, Event, Kind, Trace
 from persia_sim.base.vocabulary import OF_FRESH
 from persia_sim.base.window import Watermarks, steps_to_close
 from persia_sim.cluster.demand import Demand
-from persia_sim.cluster.incidents import Crash, Purpose, Target, lognormal_factors, stream
+from persia_sim.cluster.incidents import Purpose, Target, lognormal_factors, stream
 from persia_sim.cluster.placement import workers_of
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.clock import Clock
-from persia_sim.engine.faults import Disturbed, RunRecovery
+from persia_sim.engine.faults import Disturbed
 from persia_sim.engine.hardware import Platform
 from persia_sim.engine.rank import Ledger, Rank
 
 Each = np.ndarray | None
 """A figure of every server, if it is asked for."""
-Many = np.ndarray | int
-"""A number of every server, or one for all."""
 
 
 class OrderLog:
@@ -48,14 +46,11 @@ class OrderLog:
     def dense(self, kind: Kind, rank: int, step: int, version: int = ALL) -> None:
         """Something happened now that no server has a part in."""
 
-    def rows(
-        self, kind: Kind, rank: int, step: int, instants: Each, pushes: Many = 0, where: Each = None
-    ) -> None:
+    def rows(self, kind: Kind, rank: int, step: int, instants: Each, pushes: int = 0) -> None:
         """Every server read or wrote its rows at its own instant, the last of them now; None where
         nobody asks for them (`by_server`).
 
-        ``pushes`` is the number of batches whose gradients were applied, at each server or at all:
-        versions grow by it. ``where``: the servers concerned, bool [servers]; None is all of them.
+        ``pushes`` is the number of batches whose gradients were applied: versions grow by it.
         """
 
     def finish(self, **meta: Any) -> Trace:
@@ -75,16 +70,11 @@ class OneShard(OrderLog):
         """Append an event."""
         self._events.append(Event(int(kind), rank, step, ALL, version))
 
-    def rows(
-        self, kind: Kind, rank: int, step: int, instants: Each, pushes: Many = 0, where: Each = None
-    ) -> None:
-        """Append one event with the version before it. One shard has no parts: a push counts as
-        applied where any server has applied it, and as lost when none has."""
-        if where is not None and not (where.all() if kind is Kind.LOST_PUSH else where.any()):
-            return
+    def rows(self, kind: Kind, rank: int, step: int, instants: Each, pushes: int = 0) -> None:
+        """Append one event with the version before it."""
         group = self.group_of(kind)
         self._events.append(Event(int(kind), rank, step, ALL, self._versions[group]))
-        self._versions[group] += pushes if isinstance(pushes, int) else int(pushes.max())
+        self._versions[group] += pushes
 
     def finish(self, **meta: Any) -> Trace:
         """The events in the order in which they happened."""
@@ -105,30 +95,26 @@ class EachShard(OrderLog):
         self._env = env
         self._shards = np.arange(shards)
         self._whole = np.array([ALL])
-        self._none = np.array([0])
         self._instants: list[np.ndarray] = []
         self._facts: list[tuple[int, int, int, int]] = []  # kind, rank, step, version
         self._concerned: list[np.ndarray] = []  # shards
-        self._pushes: list[np.ndarray] = []  # at each of them
+        self._pushes: list[int] = []  # at each of them
 
     def dense(self, kind: Kind, rank: int, step: int, version: int = ALL) -> None:
         """One row for all shards."""
         self._instants.append(np.array([self._env.now]))
         self._facts.append((int(kind), rank, step, version))
         self._concerned.append(self._whole)
-        self._pushes.append(self._none)
+        self._pushes.append(0)
 
-    def rows(
-        self, kind: Kind, rank: int, step: int, instants: Each, pushes: Many = 0, where: Each = None
-    ) -> None:
-        """A row for each shard concerned."""
+    def rows(self, kind: Kind, rank: int, step: int, instants: Each, pushes: int = 0) -> None:
+        """A row for each shard."""
         if instants is None:
             raise ValueError("the order of each server needs the instants of each")
-        chosen = self._shards if where is None else self._shards[where]
-        self._instants.append(instants[chosen])
+        self._instants.append(instants)
         self._facts.append((int(kind), rank, step, ALL))
-        self._concerned.append(chosen)
-        self._pushes.append(np.broadcast_to(pushes, len(self._shards))[chosen])
+        self._concerned.append(self._shards)
+        self._pushes.append(pushes)
 
     def finish(self, **meta: Any) -> Trace:
         """Sort, and count each shard's versions."""
@@ -138,7 +124,7 @@ class EachShard(OrderLog):
             return Trace.of([], **meta)
         facts = np.repeat(np.array(self._facts, np.int64), sizes, axis=0)
         shard = np.concatenate(self._concerned)
-        pushes = np.concatenate(self._pushes)
+        pushes = np.repeat(self._pushes, sizes)
 
         # In the order of their instants; what came first stays first.
         order = np.argsort(np.concatenate(self._instants), kind="stable")
@@ -215,13 +201,10 @@ class World:
         self.env = env
         self.scenario = scenario
         self.need = need
-        self.needs = [need.of_rank(r) for r in range(ranks)]
         self.order = order
         self.platform = Platform(env, scenario, need)
-        self.platform.tells_each = order.by_server or any(
-            isinstance(event, Crash) for event in scenario.disturbances
-        )
-        # Asked at every visit: None where nothing is slow and nobody crashes.
+        self.platform.tells_each = order.by_server
+        # Asked at every visit: None where nothing is slow or stands still.
         disturbed = Disturbed(env, scenario.disturbances, self.platform)
         self.disturbed = disturbed if scenario.disturbances else None
         self.ranks = [Rank(env) for _ in range(ranks)]
@@ -230,8 +213,7 @@ class World:
         # What a second look at rows waits for: fresh tables have pushes of their own.
         self.of_fresh = self.window if need.fresh is None else LookupWindow(env, scenario)
         self.ledger = Ledger(env, scenario, on_push)
-        self.recovery = RunRecovery(env, scenario, disturbed, self.ledger)
-        # By each GPU in each step, without the rounds and crashes that stop it.
+        # By each GPU in each step, without the rounds that stop it.
         self.computed_s = np.zeros((ranks, steps))
         # Of each batch's lookup and push: the longest service at a server, with its noise.
         self.served_s = np.zeros((2, ranks, steps))
@@ -259,7 +241,6 @@ class World:
         platform = self.platform
         if self.disturbed is not None:
             service_s *= self.disturbed.factor(Target.WORKER, worker)
-        service_s *= platform.slower[worker]
         memory = platform.worker_memory[platform.host_of_worker[worker]]
         return max(platform.workers[worker].visit(now, service_s), memory.visit(now, memory_bytes))
 
@@ -280,6 +261,6 @@ class World:
         factor = self._gpu_factor[r][s]
         if self.disturbed is not None:
             factor *= self.disturbed.factor(Target.RANK, r)
-        need = self.needs[r]
+        need = self.need
         self.computed_s[r, s] = need.compute_s * factor
         return need.forward_s * factor, need.backward_s * factor

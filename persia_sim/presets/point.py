@@ -10,8 +10,8 @@ from typing import Annotated
 from persia_sim.base.command_line import TypedAs, Unset
 from persia_sim.base.rules import require
 from persia_sim.base.vocabulary import DEFAULT_AVERAGE_EVERY_S
-from persia_sim.cluster.incidents import MOST_S, Checkpoints, Crash, SlowDown, Target
-from persia_sim.cluster.scenario import Averaging, Discipline, Knobs, Noise, Scenario
+from persia_sim.cluster.incidents import SlowDown, Target
+from persia_sim.cluster.scenario import Averaging, Knobs, Noise, Scenario
 from persia_sim.presets.from_file import find_cluster, find_workload
 from persia_sim.presets.profile import read_profile
 
@@ -43,20 +43,6 @@ class Point(Knobs):
     """Coefficient of variation of one request at one server."""
     slow: tuple[str, ...] = ()
     """Stragglers, KIND:INDEXxFACTOR and perhaps @FROM-TO in seconds: rank:0x3 worker:5x2@1-4."""
-    crash: tuple[str, ...] = ()
-    """Crashes, KIND:INDEX@SECONDS: rank:3@2.5 server:0@1 worker:7@4."""
-    detect_s: Annotated[float | None, Unset("1 (assumed)")] = None
-    """Seconds until a crash is noticed."""
-    restart_s: Annotated[float | None, Unset("5 (assumed)")] = None
-    """Seconds until the process runs again."""
-    load_s: Annotated[float | None, Unset("2 (assumed)")] = None
-    """Seconds until its checkpoint is loaded."""
-    full_recovery: bool = False
-    """A server's crash takes everybody back to the checkpoint, not only that server."""
-    checkpoint_every_s: Annotated[float | None, Unset("none is written")] = None
-    """Useful seconds between checkpoints."""
-    checkpoint_s: Annotated[float | None, Unset("1 (assumed)")] = None
-    """Seconds that training stands still for a checkpoint."""
     profile: Path | None = None
     """Measured costs (JSON, written by `persia-runtime profile`) instead of the catalogue's.
     Example: profile.json."""
@@ -69,7 +55,6 @@ class Point(Knobs):
         return ", ".join(chosen) or "the defaults"
 
 
-_TIMES = {"detect_s": 1.0, "restart_s": 5.0, "load_s": 2.0}
 _PLACE = rf"({'|'.join(Target)}):(\d+)"
 _SECONDS = r"(\d+(?:\.\d*)?(?:e-?\d+)?)"
 
@@ -82,19 +67,9 @@ def _parts(option: str, text: str, pattern: str, form: str) -> tuple[str, ...]:
     return match.groups()
 
 
-def _needs(point: Point, names: tuple[str, ...], there: object, instead: str, remedy: str) -> None:
-    """Raise ValueError for the first option of these that is given where nothing reads it."""
-    for name in names if not there else ():
-        if getattr(point, name) not in (None, False):
-            flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{flag} is set but {instead}: {remedy}, or drop {flag}")
-
-
-def _disturbances(point: Point) -> tuple[SlowDown | Crash, ...]:
-    """Read --slow and --crash."""
-    slow_downs: list[SlowDown | Crash] = []
-
-    # Slow-downs.
+def _slow_downs(point: Point) -> tuple[SlowDown, ...]:
+    """Read --slow."""
+    slow_downs = []
     for text in point.slow:
         pattern = f"x{_SECONDS}(?:@{_SECONDS}-{_SECONDS})?"
         form = "xFACTOR@FROM-TO, as rank:0x3@1-4"
@@ -102,31 +77,7 @@ def _disturbances(point: Point) -> tuple[SlowDown | Crash, ...]:
         when = {} if start is None else {"start_s": float(start), "end_s": float(end)}
         slow = SlowDown(target=Target(kind), index=int(index), factor=float(factor), **when)
         slow_downs.append(slow)
-
-    # Crashes, with their times.
-    remedy = "add --crash KIND:INDEX@SECONDS, as server:0@2.5"
-    _needs(point, tuple(_TIMES), point.crash, "--crash is not", remedy)
-    given = {name: getattr(point, name) for name in _TIMES if getattr(point, name) is not None}
-    crashes = []
-    for text in point.crash:
-        kind, index, at = _parts("--crash", text, f"@{_SECONDS}", "@SECONDS, as server:0@2.5")
-        full = point.full_recovery and kind == "server"
-        times = {"at_s": float(at), **_TIMES, **given}
-        crashes.append(Crash(target=Target(kind), index=int(index), full=full, **times))
-    full = any(crash.full for crash in crashes)
-    remedy = "add --crash server:INDEX@SECONDS"
-    _needs(point, ("full_recovery",), full, "--crash names no server", remedy)
-    return (*slow_downs, *crashes)
-
-
-def _checkpoints(point: Point) -> Checkpoints | None:
-    """Read --checkpoint-every-s and --checkpoint-s."""
-    every_s = point.checkpoint_every_s
-    write_s = point.checkpoint_s
-    _needs(point, ("checkpoint_s",), every_s is not None, "--checkpoint-every-s is not", "add it")
-    if every_s is None:
-        return None
-    return Checkpoints(interval_s=every_s, write_s=1.0 if write_s is None else write_s)
+    return tuple(slow_downs)
 
 
 MOST = {
@@ -145,11 +96,6 @@ def _refuse_absurd(point: Point) -> None:
     for name, most in MOST.items():
         value = getattr(point, name)
         require(value is None or value <= most, name, value, f"must be <= {most:,}")
-    unshared = point.dense_on_nics and point.discipline is Discipline.UNSHARED
-    remedy = "choose fluid, fluid-each or fifo"
-    require(not unshared, "dense_on_nics", True, "unshared NICs slow nobody down", remedy)
-    ok = point.restart_s is None or 0 <= point.restart_s <= MOST_S
-    require(ok, "restart_s", point.restart_s, f"must lie in [0, {MOST_S:g}]")
 
 
 def scenario_of(point: Point) -> Scenario:
@@ -164,8 +110,8 @@ def scenario_of(point: Point) -> Scenario:
     cluster = cluster.resized(point.ranks, point.workers, point.servers, point.loaders)
     counts = {
         "ranks": cluster.ranks,
-        "workers": cluster.embedding_workers.all_hosts,
-        "servers": cluster.servers.all_hosts,
+        "workers": cluster.embedding_workers.hosts,
+        "servers": cluster.servers.hosts,
         "loaders": cluster.loaders,
     }
     for name, value in counts.items():
@@ -189,7 +135,6 @@ def scenario_of(point: Point) -> Scenario:
         costs=costs,
         averaging=None if every_s is None else Averaging(period_s=every_s),
         noise=Noise(gpu_cv=point.gpu_cv, server_cv=point.server_cv),
-        disturbances=_disturbances(point),
-        checkpoints=_checkpoints(point),
+        disturbances=_slow_downs(point),
         **{knob.name: getattr(point, knob.name) for knob in fields(Knobs)},
     )

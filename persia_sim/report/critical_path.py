@@ -13,17 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from persia_sim.bounds.transfers import Transfers
-from persia_sim.cluster.demand import ALL_REDUCE, GPU, LOADERS, SERVERS, WORKERS
-from persia_sim.cluster.incidents import Crash, Target
-from persia_sim.cluster.placement import workers_of
 from persia_sim.cluster.scenario import DenseHome, Discipline, Queues
 from persia_sim.cluster.stamps import Leg, Mark
+from persia_sim.cluster.validity import ALL_REDUCE, GPU, LOADERS, SERVERS, WORKERS
 from persia_sim.engine.simulate import Run
 
 COPIES = "copies to and from the GPU"
 LATENCY = "latency"
 AVERAGING = "averaging"
-STANDSTILL = "crashes and checkpoints"
 
 Piece = tuple[str, float]
 
@@ -41,24 +38,7 @@ class Resources:
         self._load = self._loads()
 
     def between(self, step: Step) -> Iterator[Piece]:
-        """The pieces of a step of the path; what lies in the time without a crashed process is the
-        crash's."""
-        _, r, s = step.node
-        since_s = step.since_s
-        events = [each for each in self._run.scenario.disturbances if isinstance(each, Crash)]
-        for name, seconds in self._pieces(step):
-            target = {WORKERS: Target.WORKER, SERVERS: Target.SERVER}.get(name)
-            away_s = 0.0
-            for crash in events:
-                met = target is Target.SERVER or crash.index == workers_of(self._run.scenario, r)[s]
-                if crash.target is target and met:
-                    both_s = min(since_s + seconds, crash.back_s) - max(since_s, crash.at_s)
-                    away_s = max(away_s, both_s)
-            yield STANDSTILL, away_s
-            yield name, seconds - away_s
-            since_s += seconds
-
-    def _pieces(self, step: Step) -> Iterator[Piece]:
+        """The pieces of a step of the path."""
         (mark, r, s) = step.node
         since_s = step.since_s
         end_s = step.until_s
@@ -69,8 +49,7 @@ class Resources:
 
         # By the stage that this step of the path has passed: loading, ...
         if mark is Mark.LOADED:
-            need = need.of_rank(r)
-            alone = Transfers(run.scenario, need, r, workers_of(run.scenario, r)[s])
+            alone = Transfers(run.scenario, need)
             dense_s = alone.input_s()  # what it waits is the worker NICs'
             alone_s = took_s - alone.load_s() - dense_s
             loading_s = max(0.0, alone_s) if step.is_first else min(took_s, need.load_s)
@@ -102,22 +81,17 @@ class Resources:
             yield from self._to_workers(since_s, end_s)
         elif mark is Leg.FRESH_APPLIED:
             fresh = legs[Leg.FRESH_AT_WORKER : Leg.FRESH_AT_SERVERS + 1]
-            copied_s = need.of_rank(r).pushes[0].copy_out_s
+            copied_s = need.pushes[0].copy_out_s
             yield COPIES, copied_s
             yield from self._push(since_s + copied_s, fresh, end_s)
 
         # ... computing and the all-reduce, ...
         elif mark is Mark.BACKWARD_END:
             computed_s = min(took_s, float(run.computed_s[r, s]))
-            averages = run.scenario.mode.averages_replicas
             yield GPU, computed_s
-            yield AVERAGING if averages else STANDSTILL, took_s - computed_s
+            yield AVERAGING, took_s - computed_s
         elif mark is Mark.UPDATED:
-            most_s = took_s
-            if not run.scenario.dense_on_nics:
-                most_s = min(took_s, need.all_reduce_s + need.sync_overhead_s)
-            yield ALL_REDUCE, most_s
-            yield STANDSTILL, took_s - most_s
+            yield ALL_REDUCE, took_s
 
         # ... and the push with what follows it.
         elif mark is Mark.APPLIED:
@@ -185,13 +159,10 @@ class Resources:
         """What serves the dense weights, and the NIC on the way between it and a rank."""
         if self._run.scenario.home is DenseHome.SERVERS:
             return SERVERS, self._nic("GPU host", "server host", way)
-        return "dense server", self._nic("GPU host", "dense server", way)
+        return "dense server", "dense server's network"
 
     def _push(self, since_s: float, legs: list[float], end_s: float) -> Iterator[Piece]:
         at_worker_s, scattered_s, arrived_s = legs
-        if arrived_s != arrived_s:  # a crashed worker lost it
-            yield STANDSTILL, end_s - since_s
-            return
         yield LATENCY, 2 * self._latency_s
         nic = self._nic("worker host", "GPU host", "out")
         yield nic, at_worker_s - since_s - self._latency_s
@@ -223,7 +194,6 @@ _NICS = {
     "GPU host": "GPU hosts' NICs",
     "worker host": "worker NICs",
     "server host": "server NICs",
-    "dense server": "dense server's NIC",
 }
 
 
@@ -276,15 +246,14 @@ def _summed_since(run: Run, s: int) -> tuple[int, float] | None:
     """The rank and the instant of its backward pass from which on the buckets of a step's gradient
     are summed without a pause until its update; None where the last end of a backward pass is what
     they wait for."""
-    # Only where sums overlap the backward pass and no NIC is simulated for them.
+    # Only where sums overlap the backward pass.
     need = run.need
     stamps = run.stamps
-    if not run.scenario.mode.overlaps_dense_sync or run.scenario.dense_on_nics or not need.buckets:
+    if not run.scenario.mode.overlaps_dense_sync or not need.buckets:
         return None
 
     # When each rank's backward pass began and ended.
-    each = [need.of_rank(r) for r in range(stamps.shape[1])]
-    share = np.array([of.backward_s / of.compute_s if of.compute_s else 0.0 for of in each])
+    share = need.backward_s / need.compute_s if need.compute_s else 0.0
     backward_s = share * run.computed_s[:, s]
     ends_s = stamps[Mark.BACKWARD_END][:, s]
 

@@ -62,7 +62,6 @@ def figures(
         "staleness": None if result.staleness is None else asdict(result.staleness),
         "most_batches_in_flight": run.max_in_flight,
         "sent_bytes_per_step": sent_bytes(run) / scenario.steps,
-        "losses": asdict(run.losses),
         "borrowed": borrowed(result),
         "extrapolated": list(run.need.extrapolated),
     }
@@ -92,10 +91,10 @@ def _simulated(result: Report) -> dict[str, Any]:
     # Who takes part, what is trained, and how.
     return {
         "cluster": cluster.name,
-        "gpus": [{"name": gpu.name, "count": count} for count, gpu in cluster.gpus],
+        "gpus": [{"name": cluster.gpu.name, "count": cluster.ranks}],
         "embedding_workers": cluster.embedding_workers.processes,
         "embedding_servers": cluster.servers.processes,
-        "server_hosts": cluster.servers.all_hosts,
+        "server_hosts": cluster.servers.hosts,
         "workload": work.name,
         "rows": work.rows,
         "dim": work.kept_dim,

@@ -12,7 +12,7 @@ import numpy as np
 from persia_sim.base.rules import require
 from persia_sim.bounds.closed_form import Answer, answer
 from persia_sim.cluster.demand import demand
-from persia_sim.cluster.incidents import Crash
+from persia_sim.cluster.incidents import SlowDown
 from persia_sim.cluster.scenario import Scenario
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate
@@ -125,17 +125,14 @@ def step_durations(run: Run, first: int = 1) -> np.ndarray:
 
 
 def first_incident_s(run: Run) -> float:
-    """When the first passing thing happens: a crash, a slow-down that begins or ends inside the
-    run, a checkpoint; infinite if nothing does."""
-    scenario = run.scenario
+    """When the first passing thing happens: a slow-down that begins or ends inside the run, or a
+    server that stands still; infinite if nothing does."""
     instants = [inf]
-    for event in scenario.disturbances:
-        if isinstance(event, Crash):
+    for event in run.scenario.disturbances:
+        if not isinstance(event, SlowDown):
             instants.append(event.at_s)
         elif event.start_s > 0 or event.end_s < run.makespan_s:
             instants.append(event.start_s)
-    if scenario.checkpoints is not None:
-        instants.append(scenario.checkpoints.interval_s)
     return min(instants)
 
 
@@ -147,8 +144,8 @@ def _fill(scenario: Scenario) -> int:
 def steady_steps(run: Run) -> range:
     """The steps that count: without the start, but with every step since the first incident.
 
-    The start is what MSER-5 drops, at least the window and five steps. A crash is not a start: a
-    rate without it would be that of a run that never had it.
+    The start is what MSER-5 drops, at least the window and five steps. An incident is not a start:
+    a rate without it would be that of a run that never had it.
     """
     durations = step_durations(run)
     steps = run.scenario.steps
@@ -165,8 +162,8 @@ def step_time(run: Run) -> Estimate:
 def throughput(run: Run) -> Estimate:
     """Samples per second of all ranks in the steady state, with its 95 % interval.
 
-    Where something happens to the run (a crash, a checkpoint), all from there on counts. Raises
-    ValueError for a run of one step.
+    Where something happens to the run, all from there on counts. Raises ValueError for a run of one
+    step.
     """
     step = step_time(run)
     mean = run.scenario.batch / step.mean

@@ -185,7 +185,7 @@ class OnServers:
         """Simulated samples per second, of few steps."""
         scenario = self.drawn(draw)
         mode = scenario.mode
-        if not (scenario.disturbances or scenario.checkpoints or mode.averages_replicas):
+        if not (scenario.disturbances or mode.averages_replicas):
             scenario = replace(scenario, steps=first_steps(scenario))
         run = simulate(scenario, need=demand(scenario, self.miss_rate))
         return throughput(run).mean * self._unexplained(draw)
@@ -340,8 +340,7 @@ def _cluster(cluster: Cluster, draw: Draw) -> Cluster:
         )
 
     def role(role: Role) -> Role:
-        also = tuple(replace(kind, host=host(kind.host)) for kind in role.also)
-        return replace(role, host=host(role.host), also=also)
+        return replace(role, host=host(role.host))
 
     link = cluster.link
     latency_s = link.latency_s / exp(ASSUMED_LN * draw.get(LATENCY, 0.0))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from persia_sim.bounds.closed_form import Answer
-from persia_sim.cluster.demand import GPU, SERVERS, WORKERS
 from persia_sim.cluster.incidents import Target, slow_downs
 from persia_sim.cluster.memory import Capacity
 from persia_sim.cluster.placement import workers_of
 from persia_sim.cluster.stamps import Mark
+from persia_sim.cluster.validity import GPU, SERVERS, WORKERS
 from persia_sim.engine.simulate import Run
 from persia_sim.report.critical_path import blame_of_resources, critical_path
 from persia_sim.report.measure import (
@@ -62,7 +62,7 @@ def report(run: Run, capacity: Capacity | None = None) -> Report:
     paces = _paces(run, 1 / took_s)
 
     # NICs: the busiest of a role, at the pace of the ranks that it serves.
-    for role in ("GPU host", "worker host", "server host", "dense server"):
+    for role in ("GPU host", "worker host", "server host"):
         for way in ("out", "in"):
             shares = [
                 sent / run.link_capacity[name] / scenario.steps * paces.get(name, 1 / step.mean)

@@ -8,7 +8,6 @@ from math import ceil, inf
 from persia_sim.base.facts import Facts, column
 from persia_sim.base.rules import counted, price
 from persia_sim.cluster.cluster import Cluster
-from persia_sim.cluster.incidents import Crash
 from persia_sim.cluster.memory import binary, fill_s, lasting
 from persia_sim.engine.simulate import Run
 from persia_sim.report.measure import NARROW, Estimate, first_incident_s
@@ -62,7 +61,7 @@ def facts(result: Report, narrow: float = NARROW) -> Answers:
 def doubts_of(cluster: Cluster) -> dict[str, str]:
     """Line of the screen -> figures of machines behind it that hardly are what was meant."""
     roles = cluster.nn, cluster.embedding_workers, cluster.servers
-    hosts = dict.fromkeys(kind.host for role in roles for kind in role.kinds)
+    hosts = dict.fromkeys(role.host for role in roles)
     by_line: dict[str, str] = {}
     for host in hosts:
         for line, doubt in host.doubts.items():
@@ -104,14 +103,14 @@ def _simulated(run: Run) -> Facts:
         knobs += f", {counted(scenario.permits, 'permit')} a rank"
 
     # The machines, the model, the run.
-    gpus = " + ".join(f"{count} x {gpu.name}" for count, gpu in cluster.gpus)
+    gpus = f"{cluster.ranks} x {cluster.gpu.name}"
     servers = counted(cluster.servers.processes, "server")
     dims = ", ".join(f"{dim:g}" for dim in sorted({table.dim for table in work.alike}))
     return [
         ("cluster", cluster.name),
         ("GPUs", gpus),
         ("embedding workers", f"{cluster.embedding_workers.processes:,}"),
-        ("embedding servers", f"{servers} on {counted(cluster.servers.all_hosts, 'host')}"),
+        ("embedding servers", f"{servers} on {counted(cluster.servers.hosts, 'host')}"),
         ("workload", work.name),
         ("embedding tables", f"{_number(work.rows)} rows of {dims} numbers"),
         (
@@ -304,29 +303,7 @@ def _details(result: Report) -> Facts:
     return [
         ("batches in flight", f"at most {run.max_in_flight:,}"),
         ("sent in a step", si(sent_bytes(run) / scenario.steps, "B")),
-        *(_faults(run) if scenario.disturbances or scenario.checkpoints else []),
+        *([("slow-downs", f"{len(scenario.disturbances)}")] if scenario.disturbances else []),
         ("borrowed constants", "\n".join(borrowed(result))),
         ("extrapolated laws", f"{outside}: outside the range of their fit" if outside else ""),
-    ]
-
-
-def _faults(run: Run) -> Facts:
-    """What slow-downs, crashes and checkpoints cost."""
-    losses = run.losses
-    events = run.scenario.disturbances
-    slow = sum(not isinstance(event, Crash) for event in events)
-
-    # What happened, how long it took, and what it lost.
-    pushes = (
-        f"{losses.lost_pushes} whole ones, parts of {losses.lost_parts} others;"
-        f" {losses.forgotten_pushes} were applied and forgotten"
-    )
-    return [
-        ("slow-downs", f"{slow}"),
-        ("crashes", f"{losses.crashes}"),
-        ("out of service", f"{losses.outage_s:.2f} s, summed over the crashes"),
-        ("training stopped", f"{losses.down_s:.2f} s of {run.makespan_s:.2f} s, mean of the ranks"),
-        ("work done again", f"{losses.redone_s:.2f} s"),
-        ("pushes lost", pushes),
-        ("checkpoints", f"{losses.checkpoints}, written in {losses.writing_s:.2f} s"),
     ]

@@ -23,15 +23,13 @@ Change = Callable[[Scenario], Scenario]
 
 def scaled(record: Any, path: str, factor: float) -> Any:
     """The record with one figure better by a factor: seconds shorter, all else larger. A path leads
-    through fields and through all entries of tuples; what is not given stays."""
+    through fields; what is not given stays."""
     head, _, rest = path.partition(".")
     value = getattr(record, head)
     if value is None:
         return record
     if rest:
-        parts = value if isinstance(value, tuple) else (value,)
-        better = tuple(scaled(part, rest, factor) for part in parts)
-        return replace(record, **{head: better if isinstance(value, tuple) else better[0]})
+        return replace(record, **{head: scaled(value, rest, factor)})
     shorter = head.endswith("_s") and not head.endswith("_per_s")
     return replace(record, **{head: value / factor if shorter else value * factor})
 
@@ -51,14 +49,13 @@ def _laws(*names: str) -> Change:
 
 
 def _hosts(role: str, *figures: str) -> list[str]:
-    """Paths of some figures of every kind of host of a role."""
-    places = f"cluster.{role}.host", f"cluster.{role}.also.host"
-    return [f"{place}.{figure}" for place in places for figure in figures]
+    """Paths of some figures of the hosts of a role."""
+    return [f"cluster.{role}.host.{figure}" for figure in figures]
 
 
 def _all_reduce(scenario: Scenario) -> Scenario:
     """Links inside hosts and between them, as if they were the all-reduce's own."""
-    hosts = [kind.host for kind in scenario.cluster.nn.kinds]
+    hosts = [scenario.cluster.nn.host]
     link_s = scenario.cluster.link.latency_s
     sync = scenario.costs.dense_sync.on(hosts, scenario.costs.reach, link_s)
     rates = "intra_bytes_per_s", "inter_bytes_per_s", "intra_latency_s", "inter_latency_s"
@@ -96,8 +93,7 @@ def choices(scenario: Scenario) -> dict[str, Change]:
         changes["tau"] = lambda s: replace(s, tau=max(1, 2 * (s.tau or 0)))
     roles = {"worker hosts": "embedding_workers", "server hosts": "servers"}
     for name, role in roles.items():
-        if not getattr(cluster, role).also:
-            changes[name] = partial(scaled, path=f"cluster.{role}.hosts", factor=2)
+        changes[name] = partial(scaled, path=f"cluster.{role}.hosts", factor=2)
     changes["loaders"] = lambda s: replace(
         s, cluster=s.cluster.resized(loaders=2 * cluster.loaders)
     )

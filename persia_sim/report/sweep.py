@@ -34,8 +34,8 @@ def named(point: Point) -> dict[str, Any]:
     work = scenario.workload
     return asdict(point) | {
         "ranks": cluster.ranks,
-        "workers": cluster.embedding_workers.all_hosts,
-        "servers": cluster.servers.all_hosts,
+        "workers": cluster.embedding_workers.hosts,
+        "servers": cluster.servers.hosts,
         "loaders": cluster.loaders,
         "batch_per_rank": work.batch_per_rank,
         "batch": scenario.batch,

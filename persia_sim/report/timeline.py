@@ -7,28 +7,24 @@ from pathlib import Path
 
 import numpy as np
 
-from persia_sim.base.chrome import Json, Level, Moment, Span, chrome_events, write_chrome_trace
+from persia_sim.base.chrome import Json, Level, Span, chrome_events, write_chrome_trace
 from persia_sim.base.rules import require
 from persia_sim.base.vocabulary import Stage
 from persia_sim.bounds.transfers import Transfers
-from persia_sim.cluster.incidents import Crash, Target
-from persia_sim.cluster.placement import workers_of
 from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.simulate import Run
 
 
 def timeline(run: Run, first_step: int, last_step: int) -> list[Json]:
     """Events of the steps in [first_step, last_step]: spans with an arrow from each batch's lookup
-    to its push, the number of batches in flight of each rank, and a mark for each crash that falls
-    between the window's first lookup and its last push."""
+    to its push, and the number of batches in flight of each rank."""
     steps = run.scenario.steps
     inside = 0 <= first_step <= last_step < steps
     window = (first_step, last_step)
     require(inside, "timeline steps", window, f"must be a range inside [0, {steps - 1}]")
     return chrome_events(
         _spans(run, range(first_step, last_step + 1)),
-        _crashes(run, first_step, last_step),
-        _in_flight(run, first_step, last_step),
+        levels=_in_flight(run, first_step, last_step),
     )
 
 
@@ -43,17 +39,12 @@ def _spans(run: Run, steps: range) -> Iterator[Span]:
     mode = run.scenario.mode
     at = run.stamps
     loaded = at[Mark.LOADED]
-    load_s = []
-
-    # Seconds of loading, by rank.
-    for r in range(at.shape[1]):
-        need = run.need.of_rank(r)
-        alone = Transfers(run.scenario, need, r, workers_of(run.scenario, r)[0])
-        load_s.append([need.load_s + alone.load_s() + alone.input_s()])
+    alone = Transfers(run.scenario, run.need)
+    load_s = run.need.load_s + alone.load_s() + alone.input_s()
 
     # Stages that every mode has before it computes.
     parts = [
-        ("load", Stage.LOAD, np.maximum(loaded - np.array(load_s), 0.0), loaded),
+        ("load", Stage.LOAD, np.maximum(loaded - load_s, 0.0), loaded),
         ("lookup", Stage.LOOKUP, at[Mark.LOOKUP], at[Mark.ROWS]),
         ("copy in", Stage.COPY_IN, at[Mark.COPY_IN], at[Mark.ON_GPU]),
     ]
@@ -83,15 +74,6 @@ def _spans(run: Run, steps: range) -> Iterator[Span]:
         for track, stage, began, ended in parts:
             for s in steps:
                 yield Span(r, track, stage, s, float(began[r, s]), float(ended[r, s]))
-
-
-def _crashes(run: Run, first_step: int, last_step: int) -> Iterator[Moment]:
-    begin = float(run.stamps[Mark.LOOKUP, :, first_step].min())
-    end = float(run.stamps[Mark.APPLIED, :, last_step].max())
-    for event in run.scenario.disturbances:
-        if isinstance(event, Crash) and begin <= event.at_s <= end:
-            rank = event.index if event.target is Target.RANK else None
-            yield Moment(rank, f"crash of {event.target} {event.index}", event.at_s)
 
 
 def _in_flight(run: Run, first_step: int, last_step: int) -> Iterator[Level]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from persia_sim.base.rules import counted, price
-from persia_sim.cluster.costs import Costs, Law
+from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.demand import Demand, demand
-from persia_sim.cluster.incidents import Target
+from persia_sim.cluster.incidents import Target, slow_downs
 from persia_sim.cluster.machine import System
 from persia_sim.cluster.scenario import Discipline, Scenario
 from persia_sim.engine.simulate import Run, simulate
@@ -88,12 +88,6 @@ def launching_s(job: Job) -> float:
     device_s = device_step_s(dense, job.software)
     took_s = launched_s(device_s, host_s(job, tables=False), job.host_time)
     return took_s - device_s + dense.gpu_s
-
-
-def alike(costs: Costs, job: Job) -> Costs:
-    """Costs in which the dense network, its launching and its all-reduce take as long as on the
-    sharded side's GPUs, and loading nothing; the other stages on CPUs stay."""
-    return replace(dense_as(costs, job), load=Law(source="left out"))
 
 
 def dense_as(costs: Costs, job: Job) -> Costs:
@@ -179,9 +173,9 @@ class Side:
 
 def on_gpus(scenario: Scenario, gpus: int, software: Software) -> tuple[Scenario, Demand]:
     """The scenario with its tables on so many of its GPUs: a step takes what `persia-sim sharded`
-    says; loading, noise, faults of ranks and checkpoints are the scenario's. Nothing crosses a NIC
-    but inside that step."""
-    faults = tuple(event for event in scenario.disturbances if event.target is Target.RANK)
+    says; loading, noise and slow ranks are the scenario's. Nothing crosses a NIC but inside that
+    step."""
+    slow = tuple(one for one in slow_downs(scenario.disturbances) if one.target is Target.RANK)
     cluster = _on(scenario, gpus).cluster
     many = max(_LEAST_STEPS, _MOST_BATCHES // gpus)
 
@@ -195,9 +189,8 @@ def on_gpus(scenario: Scenario, gpus: int, software: Software) -> tuple[Scenario
         discipline=Discipline.UNSHARED,
         infinite_cpus=True,
         seed=scenario.seed,
-        steps=scenario.steps if faults or scenario.checkpoints else min(scenario.steps, many),
-        disturbances=faults,
-        checkpoints=scenario.checkpoints,
+        steps=scenario.steps if slow else min(scenario.steps, many),
+        disturbances=slow,
     )
 
     # A step takes what the stages of the sharded system add up to.
@@ -331,7 +324,7 @@ def comparison(run: Run, software: Software = _USUAL, miss_rate: float = 0.0) ->
     lines += [
         f"tables on the GPUs: {theirs}{few}; 90 % band {low:,.0f} to {high:,.0f}",
         f"their step is that of `persia-sim sharded --software {software.name}`; loading, noise and"
-        " faults of ranks as above",
+        " slow ranks as above",
         f"{mode} has {times:.3g} times the rate (a GPU: {a_gpu:.3g}){priced}",
         f"what moves this most: {times.decisive}",
     ]

@@ -231,6 +231,7 @@ def asked(folder, **changes):
     )
 
 
+@pytest.mark.long  # docs/python.md runs it every time, in tests/test_docs.py
 def test_the_answer_for_a_log_and_a_cluster_is_a_table_a_sentence_and_a_file_that_trains(
     tmp_path, capsys
 ):

@@ -52,7 +52,6 @@ from experiments.lateness.streams import (
     TIME,
     VALIDATION,
     Cell,
-    stream_of,
 )
 from experiments.lateness.table import LatenessStudy
 from experiments.search import (
@@ -192,20 +191,6 @@ def test_a_run_is_read_back_as_it_was_written_and_a_cut_line_is_no_run(tmp_path)
     assert {one.run for one in RunsFile(path)} == {runs[0], runs[2]}
 
 
-def test_files_of_two_machines_are_merged_by_writing_one_behind_the_other(tmp_path):
-    runs = [run_of(ZIPF, ROWS_16, 0.1, 3.5e-4, seed) for seed in range(3)]
-    for name, own in (("a", runs[:2]), ("b", runs[1:])):
-        file = RunsFile(tmp_path / f"{name}_runs.csv")
-        for run in own:
-            file.add(record(run, 0.7), {"click": np.ones(3)})
-    for kind in ("runs", "users"):
-        with (tmp_path / f"a_{kind}.csv").open("a") as merged:
-            merged.write((tmp_path / f"b_{kind}.csv").read_text())
-    both = RunsFile(tmp_path / "a_runs.csv")
-    assert {one.run for one in both} == set(runs)
-    assert all(both.sums(one.hash, "click") is not None for one in both)
-
-
 def predictions(users: int, seed: int, weights: bool = False) -> list[Predictions]:
     """Of four runs on the same test samples of so many users; labels are harder for some users."""
     draw = np.random.default_rng(seed)
@@ -272,16 +257,6 @@ def test_runs_of_two_arithmetics_are_never_paired(tmp_path):
     file.add(record(replace(sync, arithmetic=KEPT), 0.8), {})
     assert gap_of(file, [(1, [late]), (-1, [sync])]).n == 0
     assert file.arithmetic_of(ZIPF) == KEPT and file.arithmetic_of(KUAIRAND) == FLUSHED
-
-
-def test_a_line_that_a_kill_cut_is_no_run(tmp_path):
-    file = RunsFile(tmp_path / "lateness_runs.csv")
-    first, fresh = (run_of(ZIPF, SYNC, 0.1, 1e-3, 0, fresh=name) for name in ("", "user"))
-    file.add(record(first, 0.7), {})
-    file.add(record(fresh, 0.8), {})
-    with file.path.open("a") as rows:
-        rows.write(file.path.read_text().splitlines()[-1].rpartition(",")[0] + "\n")
-    assert [one.run for one in RunsFile(file.path)] == [first, fresh]
 
 
 def test_a_fresh_field_is_one_of_a_schema_in_which_each_has_a_table_of_its_own(tmp_path):
@@ -457,7 +432,6 @@ class Pretended:
     def __init__(self, path: Path, auc) -> None:
         self.file, self.auc, self.plans_only = RunsFile(path), auc, False
         self.trained: list[StudyRun] = []
-        self.measured: list[str] = []
 
     def train(self, runs, what) -> None:
         with patch("os.fsync"):  # thousands of lines need not survive a crash
@@ -466,9 +440,6 @@ class Pretended:
                     self.trained.append(run)
                     sums = {} if run.updates else {"click": np.zeros(3)}
                     self.file.add(record(run, self.auc(run)), sums)
-
-    def measure(self, stream, order, rates) -> None:
-        self.measured.append(order)
 
     def fields(self, stream) -> tuple[str, ...]:
         return (*stream.fresh_fields, "third")
@@ -526,15 +497,3 @@ def test_final_runs_of_late_cells_are_paired_with_sync_by_seed(tmp_path):
     }
     assert rates[ROWS_16] == {Rates(row=0.1, dense=3.5e-4)}
     assert rates[ASYNC_0] == {Rates(row=0.1, dense=3.5e-4), Rates(row=0.1, dense=3.5e-4 / 4)}
-
-
-def test_each_start_of_adagrad_but_the_first_is_trained(tmp_path):
-    trainer = Pretended(tmp_path / "x_runs.csv", auc_by_lateness)
-    PARTS["starts"](trainer, replace(KUAIRAND, starts=(0.0, 1e-8, 1e-3)))
-    assert {run.start for run in trainer.trained if run.window == "test"} == {1e-8, 1e-3}
-
-
-def test_a_stream_that_nobody_has_planned_is_refused_with_the_names_of_those_that_are():
-    with pytest.raises(ValueError, match="must be one of movielens"):
-        stream_of("movielens")
-    assert stream_of("folder/mine.toml").key == "mine"

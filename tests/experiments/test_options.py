@@ -23,7 +23,7 @@ from persia_sim.base.schema import Within
 
 EVERY = [*STUDIES, *BENCHES]
 REFUSED = {
-    "demo": ["seeds 0", "jobs 0", "windows 1", "set foo=1", "set model.lr=0"],
+    "demo": ["seeds 0", "jobs 0", "set foo=1", "set model.lr=0"],
     "tune": ["seeds 0"],
     "models": ["seeds 0"],
     "treatments": ["seeds 0"],
@@ -40,7 +40,6 @@ REFUSED = {
     "scale": ["steps 7", "over gpus"],
     "modes-timeline": ["steps 9", "shown 65", "cluster-ranks 0"],
     "ablation": ["steps 7", "places"],
-    "sharded-map": ["gpus", "batch 63", "steps 7"],
     "fault-drill": ["ranks 9", "servers 9", "patience-s 0", "roles host"],
     "predict-published": [
         f"{name} /no/such.csv" for name in ("rows", "workloads", "systems", "tables", "known")
@@ -48,8 +47,6 @@ REFUSED = {
     "paper": ["only abc", "size abc"],
     "bench-engines": ["window-steps 2", "rows 25", "what", "what latency", "ranks 0",
                       "around-s 0"],
-    "bench-embedding": ["rows 25", "threads 0", "what abc"],
-    "bench-sweep": ["ranks"],
     "validate": ["steps 29", "ranks 3"],
     "bench-peers": ["workloads w", "window-steps 2", "rows 25", "precision tf32", "systems abc"],
 }  # fmt: skip
@@ -156,16 +153,12 @@ def test_a_study_writes_into_a_folder_of_its_name_unless_told(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["sharded-map", "--batch", "100"],
-         "--batch is 100: must be a multiple of the 64 GPUs; use 64"),
         (["sweep", "staleness.toml", "--set", "rows.optimizer.kind=adam",
           "rows.optimizer.initial_accumulator=0.1"],
          "rows.optimizer.initial_accumulator"),
         (["sweep", "staleness.toml", "--set", "sync.ahead=3"], "no line takes it"),
         (["sweep", "staleness.toml", "--set", f"model.lr={','.join(map(str, range(1, 1001)))}"],
          "combinations of base must be <= 1,000, got 3000"),
-        (["sweep", "staleness.toml", "--set", f"model.lr={','.join(map(str, range(1, 201)))}",
-          "--seeds", "100"], "the number of points must be <= 100,000, got 140000"),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else "",
 )  # fmt: skip

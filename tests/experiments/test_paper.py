@@ -185,9 +185,8 @@ def test_a_table_of_this_run_counts_before_the_stored_one(tmp_path):
 
 # The pieces, and the command.
 
-GOOD = Study(name="sharded-map", says="-", minutes=1, title="Map",
-             quick="--gpus a100 --software torchrec --nic-gbit-per-s 100 --parameters 1e10"
-             " --steps 8")  # fmt: skip
+GOOD = Study(name="ablation", says="-", minutes=1, title="Good",
+             quick="--places Kwai --ranks 2 --steps 8")  # fmt: skip
 BAD = Study(name="scale", says="-", minutes=1, title="Bad",
             quick="--steps 7")  # fmt: skip
 

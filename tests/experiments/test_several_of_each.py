@@ -7,62 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from experiments.drilling import counting
 from experiments.drilling.trial import RATE
-from experiments.registry.compare import comparison
-from experiments.statistics import delong
-from experiments.studies import ablation, convergence, sweep
+from experiments.studies import ablation, convergence
 from experiments.targets import target_lines
 from persia_sim.base.vocabulary import Mode
-from tests.experiments.test_registry import hybrid, made
-
-
-def test_the_mean_over_windows_is_of_each_setting_task_and_value_of_a_factor():
-    gaps = {
-        (factors, mode, task): [0.001 * (1 + number) * k for k in (1, 2, 4)]
-        for number, (factors, mode, task) in enumerate(
-            product(("model.lr=0.1 ", "model.lr=0.2 "), ("hybrid", "async"), ("click", "buy"))
-        )
-    }
-    records = [
-        {"group": f"{factors}window={window + 1}", "line": mode, "mode": mode, "tau": 2,
-         "rows_late": 2, "dense_late": 0, "lr": 0.1, "ranks": 2, "task": task, "seeds": 1,
-         "versus": "sync", "gap": own[window]}
-        for window in range(3)
-        for (factors, mode, task), own in gaps.items()
-    ]  # fmt: skip
-    lines = sweep.over_windows(records)
-    found = {(line["group"], line["mode"], line["task"]): line for line in lines}
-    assert len(lines) == len(found) == 8
-    for (factors, mode, task), own in gaps.items():
-        line = found[factors.strip(), mode, task]
-        assert [line[f"gap_{n}"] for n in (1, 2, 3)] == own
-        assert line["gap"] == pytest.approx(np.mean(own))
-        half = stats.t.ppf(0.975, 2) * stats.sem(own)
-        assert line["gap_half_width_95"] == pytest.approx(half)
-
-
-def test_delong_is_told_of_each_task_by_its_own_rows_weights_and_users(tmp_path):
-    """A row of weight 3 counts as three rows of its user, in gap and error."""
-    draw, n = np.random.default_rng(1), 300
-    labels = draw.integers(0, 2, (n, 2)).astype(np.int8)
-    scores = [labels + draw.normal(0, sd, (n, 2)) for sd in ((1.0, 2.0), (3.0, 1.0))]
-    users, often = np.arange(n) // 2, 1 + np.arange(n) % 3
-    folders = [made(tmp_path / name, hybrid()) for name in "ab"]
-    for folder, own in zip(folders, scores, strict=True):
-        summary = {"mode": "hybrid", "tau": 4, "seed": 0,
-                   "tasks": {"click": {"auc": 0.7}, "buy": {"auc": 0.6}}}  # fmt: skip
-        made(folder, hybrid(), None, summary_json=str(summary).replace("'", '"'))
-        arrays = {"labels": labels, "predictions": own, "groups": users}
-        np.savez(folder / "predictions.npz", **arrays, weights=often.astype(float))
-    told = comparison(*folders)
-    for number, task in enumerate(("click", "buy")):
-        repeated = [np.repeat(a[:, number], often) for a in (labels, *scores)]
-        gap, error, _ = delong(*repeated, np.repeat(users, often))
-        says = f"B - A = {1e3 * gap:+.2f}e-3, standard error {1e3 * error:.2f}e-3 over test users"
-        assert f"{task}, {n} test samples: {says}" in told
 
 
 def test_each_place_of_the_ablation_is_held_against_its_own_base(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiments.choosing.speeds import HALF_WIDTH, MOST_STEPS
-from experiments.studies import ablation, scale, sharded_map
+from experiments.studies import ablation, scale
 from persia_sim.base.vocabulary import Mode
 from persia_sim.presets.point import Point
 from persia_sim.report.sweep import evaluate
@@ -29,19 +29,6 @@ def of_ablation() -> Iterator[Line]:
         yield {"where": f"{place}, 64 GPUs", "variant": variant}, {"value": rate}
 
 
-def of_sharded_map() -> Iterator[Line]:
-    place = {"gpu": "h100", "software": "torchrec", "nic_gbit_per_s": 100.0, "parameters": 1e12}
-    row = sharded_map.cell_of(*place.values(), batch=55_296, steps=24)
-    place["host_time"] = "exposed"
-    yield place, {name: row[name] for name in ("hybrid_samples_per_s", "sharded_samples_per_s")}
-
-    # Rows that need more GPUs than hybrid has: the plan that is found for them, of every GPU.
-    for gpu in ("v100", "a100", "h100"):
-        side = sharded_map.sharded_of(gpu, "torchrec", 10.0, 6.25e12, 55_296)
-        place = {"gpu": gpu, "nic_gbit_per_s": 10.0, "parameters": 6.25e12, "host_time": "exposed"}
-        yield place, {"sharded_samples_per_s": 55_296 / side.step_s}
-
-
 def of_scale_workers() -> Iterator[Line]:
     steps = scale.Options().steps
     rate, _ = scale.simulated("v100-paper", "kwai-video", Mode.HYBRID, 8, steps)
@@ -57,7 +44,7 @@ def of_which_mode() -> Iterator[Line]:
 
 
 TABLES = {of.__name__[3:]: of for of in (
-    of_ablation, of_sharded_map, of_scale_workers, of_which_mode,
+    of_ablation, of_scale_workers, of_which_mode,
 )}  # fmt: skip
 
 

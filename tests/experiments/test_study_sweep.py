@@ -17,7 +17,6 @@ from experiments.search import DENSE_RATES, ROW_RATES, Rates
 from experiments.studies import sweep
 from experiments.study_file import SearchTable, read_study
 from runtime.config import TrainConfig, read_config
-from runtime.data.batch import Batch
 from runtime.run.folder import read_summary
 from tests.experiments.raw_runs import close, paired, raw_runs, read_csv
 
@@ -288,70 +287,3 @@ def test_the_rate_of_async_in_the_demo_is_what_the_stored_search_chose():
     for name, line in (("async tau 0", "async tau 0, rate of its own"), ("async tau 4",) * 2):
         assert float(rates[name]["lr"]) == demo[line].config.model.lr
         assert float(rates[name]["row_lr"]) == TrainConfig().rows.optimizer.lr
-
-
-def test_each_window_is_judged_after_training_on_all_rows_before_it(tmp_path, monkeypatch):
-    """Of 1,500 training samples in time order the second half are three windows of 250."""
-    from runtime.data.open import open_source
-    from tests.experiments.clicks import clicks_file
-
-    clicks_file(tmp_path, 2000)
-    monkeypatch.setenv("PERSIA_DATA_DIR", str(tmp_path))
-    study = {
-        "versus": "sync", "windows": 3,
-        "base": {"data.name": "kuairand-pure-14d", "steps": 2, "batch": 16, "model.hidden": [4]},
-        "line": [{"name": "sync"}, {"name": "hybrid", "sync": {"mode": "hybrid", "tau": 2}}],
-    }  # fmt: skip
-    lines = sweep.in_windows(read_study(study).lines, 3)
-    assert [line.group_name for line in lines] == [f"window={n}" for n in (1, 1, 2, 2, 3, 3)]
-    whole = open_source("kuairand-pure-14d", keep=True)
-    trained = Batch.concat(list(whole.chunks("train")))
-    assert trained.size == 1500
-    for number, (one, other) in enumerate(zip(lines[::2], lines[1::2], strict=True)):
-        data = one.config.data
-        assert other.config.data == data
-        assert one.config.evaluation.eval_split == "validation"
-        source = open_source(
-            data.name, rows=data.rows, validation_fraction=data.validation_fraction, keep=True
-        )
-        before, window = (
-            Batch.concat(list(source.chunks(part))).ids.tolist() for part in ("train", "validation")
-        )
-        first = 750 + 250 * number
-        assert before == trained.rows(0, first).ids.tolist()
-        assert window == trained.rows(first, first + 250).ids.tolist()
-
-
-@pytest.mark.multiproc
-def test_the_mean_over_windows_is_that_of_their_gaps(tmp_path, monkeypatch, capsys):
-    from tests.experiments.clicks import clicks_file
-
-    clicks_file(tmp_path, 2000)
-    monkeypatch.setenv("PERSIA_DATA_DIR", str(tmp_path))
-    study = {
-        "versus": "sync", "windows": 3,
-        "base": {"data.name": "kuairand-pure-14d", "steps": 2, "batch": 16, "model.hidden": [4]},
-        "line": [{"name": "sync"}, {"name": "hybrid", "sync": {"mode": "hybrid", "tau": 2}}],
-    }  # fmt: skip
-    frame = experiments.sweep(study, seeds=1, out=tmp_path / "out")
-    assert "  validation AUC  " in capsys.readouterr().out
-    (_, line, *_) = read_csv(tmp_path / "out" / "study_windows.csv")
-    gaps = frame[(frame.line == "hybrid") & (frame.task == line["task"])].gap.tolist()
-    assert [float(line[f"gap_{n}"]) for n in (1, 2, 3)] == gaps
-    close(line["gap"], sum(gaps) / 3)
-    spread = (sum((gap - sum(gaps) / 3) ** 2 for gap in gaps) / 2) ** 0.5
-    close(line["gap_half_width_95"], 4.30265 * spread / 3**0.5, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("base", "more", "said"),
-    [
-        ({"data.name": "synthetic"}, {}, "windows are of rows in an order"),
-        ({"evaluation.eval_split": "validation"}, {}, r"remove evaluation\.eval_split"),
-        ({}, {"search": {}}, "remove one"),
-    ],
-)
-def test_windows_that_cannot_be_are_refused(base, more, said, tmp_path):
-    study = {"windows": 5, "base": {"data.name": CLICKS} | base, "line": [{"name": "a"}], **more}
-    with pytest.raises(ValueError, match=said):
-        experiments.sweep(study, out=tmp_path)

@@ -8,16 +8,14 @@ nothing is shared: discipline ``unshared`` and ``infinite_cpus``.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
 
 import numpy as np
 
 from persia_sim.base.rules import require
-from persia_sim.bounds.transfers import Transfers, alike, serving
+from persia_sim.bounds.transfers import Transfers
 from persia_sim.cluster.allreduce import sync_delay
 from persia_sim.cluster.demand import Demand, Fetch, Push, demand, loader_start_s
 from persia_sim.cluster.incidents import Purpose, lognormal_factors, stream
-from persia_sim.cluster.placement import ServerGroup
 from persia_sim.cluster.scenario import Discipline, Scenario
 from persia_sim.cluster.stamps import Mark
 
@@ -32,10 +30,6 @@ def instants(scenario: Scenario, need: Demand | None = None) -> np.ndarray:
         "set unshared and True",
     )
     require(not scenario.disturbances, "disturbances", "set", "the oracle knows none")
-    on_nics = scenario.dense_on_nics
-    require(not on_nics, "dense_on_nics", on_nics, "the oracle is exact only without contention")
-    none = scenario.checkpoints is None
-    require(none, "checkpoints", scenario.checkpoints, "the oracle knows none")
     averaging = scenario.mode.averages_replicas and scenario.cluster.ranks > 1
     require(not averaging, "mode", scenario.mode, "the oracle has no background averaging")
     return _Recursion(scenario, need or demand(scenario)).run()
@@ -47,16 +41,7 @@ class _Recursion:
         self.need = need
         self.ranks, self.steps = scenario.cluster.ranks, scenario.steps
         self.latency_s = scenario.cluster.link.latency_s
-        # Of each batch: a rank and a worker like its own; one pair where all are alike.
-        self.like = alike(scenario)[0]
-        self.served = serving(scenario)
-        self.by_pair = {
-            (r, worker): Transfers(scenario, need, r, worker)
-            for r in set(self.like)
-            for worker in np.unique(self.served).tolist()
-        }
-        self.transfers = next(iter(self.by_pair.values()))
-        self.groups = self.transfers.groups
+        self.transfers = Transfers(scenario, need)
         self.at = np.full((len(Mark), self.ranks, self.steps), np.nan)
         self.handed_on = np.zeros((self.ranks, self.steps))
         self.taken = np.zeros((self.ranks, self.steps))  # by the training loop
@@ -86,9 +71,9 @@ class _Recursion:
         self.exact_before: list[float] = []  # by step: when its rows and all earlier are exact
         self.forwarded = 0.0  # when the workers had the gradients of all earlier steps
         everyone = np.arange(ranks)
-        copy_in_s = self._of_rank(lambda need: need.fetch.copy_in_s)
-        copy_out_s = self._of_rank(lambda need: need.push.copy_out_s)
-        fresh_out_s = self._of_rank(lambda need: need.fresh.copy_out_s if need.fresh else 0.0)
+        copy_in_s = self.need.fetch.copy_in_s
+        copy_out_s = self.need.push.copy_out_s
+        fresh_out_s = self.need.fresh.copy_out_s if self.need.fresh else 0.0
         for s in range(self.steps):
             self._load(s, loader)
             delivered = np.maximum(delivered, at[Mark.LOADED, :, s])
@@ -134,24 +119,6 @@ class _Recursion:
             self.exact_before.append(exact)
         return at
 
-    def _each(self, s: int, took_s: Callable[[Transfers], float]) -> np.ndarray | float:
-        """How long a message of step s takes, by rank where kinds of host tell them apart."""
-        if len(self.by_pair) == 1:
-            return took_s(self.transfers)
-        known = {pair: took_s(transfers) for pair, transfers in self.by_pair.items()}
-        there = self.served[:, s].tolist()
-        return np.array([known[pair] for pair in zip(self.like, there, strict=True)])
-
-    def _of_rank(self, asked: Callable[[Demand], float]) -> np.ndarray | float:
-        """What a batch asks, by rank where their hosts are of several kinds."""
-        need = self.need
-        if not need.of_kinds:
-            return asked(need)
-        return np.array([asked(need.of_rank(r)) for r in range(self.ranks)])
-
-    def _fan_s(self, s: int, size_bytes: float, group: ServerGroup) -> np.ndarray | float:
-        return self._each(s, lambda transfers: transfers.fan_s(size_bytes, group))
-
     def _past(self, instants_of_steps: np.ndarray, s: int) -> np.ndarray | float:
         return instants_of_steps[:, s] if s >= 0 else 0.0
 
@@ -162,8 +129,8 @@ class _Recursion:
             start = loader[number]
             if s >= room:
                 start = max(start, at[Mark.LOOKUP, r, s - room])
-            transfers = self.by_pair[self.like[r], int(self.served[r, s])]
-            sent = (start + self.need.of_rank(r).load_s) + transfers.load_s()
+            transfers = self.transfers
+            sent = (start + self.need.load_s) + transfers.load_s()
             loader[number] = sent + transfers.input_s()
             at[Mark.LOADED, r, s] = loader[number]
 
@@ -198,14 +165,9 @@ class _Recursion:
         ]
 
     def _at_servers(
-        self,
-        group: ServerGroup,
-        service_s: np.ndarray,
-        join_s: float,
-        noise: list[np.ndarray | float],
+        self, service_s: np.ndarray, join_s: float, noise: list[np.ndarray | float]
     ) -> np.ndarray:
-        drawn = [(service_s * factors)[group.processes] for factors in noise]
-        return np.array([float(each.max()) + join_s for each in drawn])
+        return np.array([float((service_s * factors).max()) + join_s for factors in noise])
 
     def _fetch(
         self,
@@ -217,43 +179,38 @@ class _Recursion:
     ) -> tuple[np.ndarray, np.ndarray]:
         """When the last server has read, which ``opens`` lets it, and when the rows are on the
         rank's host."""
-        slower = self._each(s, lambda transfers: transfers.slower)
-        asked = start + (part.worker_forward_s * slower + self.latency_s)
+        asked = start + (part.worker_forward_s + self.latency_s)
         noise = self._noise(purpose, s)
-        reads, answers = [], []
-        for group in self.groups:
-            now = np.maximum(asked + self._fan_s(s, part.request_bytes, group), opens)
-            read = now + self._at_servers(group, part.server_s, part.join_s, noise)
-            now = read + self.latency_s if self.latency_s else read
-            answers.append(now + self._fan_s(s, part.rows_bytes, group))
-            reads.append(read)
-        now = np.maximum.reduce(answers) + (part.worker_pool_s * slower + self.latency_s)
-        there = self._each(s, lambda t: t.rank_s(part.activation_bytes))
-        return np.maximum.reduce(reads), now + there
+        now = np.maximum(asked + self.transfers.fan_s(part.request_bytes), opens)
+        read = now + self._at_servers(part.server_s, part.join_s, noise)
+        now = read + self.latency_s if self.latency_s else read
+        now = now + self.transfers.fan_s(part.rows_bytes)
+        now = now + (part.worker_pool_s + self.latency_s)
+        there = self.transfers.rank_s(part.activation_bytes)
+        return read, now + there
 
     def _train(self, s: int, taken: np.ndarray) -> None:
         at, need = self.at, self.need
         now = taken
         if need.forward is not None:
             now = np.maximum(now, self.forwarded)
-            slower = self._each(s, lambda transfers: transfers.slower)
-            now = now + (need.forward.worker_s * slower + self.latency_s)
+            now = now + (need.forward.worker_s + self.latency_s)
             size_bytes = need.forward.activation_bytes
-            now = now + self._each(s, lambda t: t.rank_s(size_bytes))
-            now = now + self._of_rank(lambda need: need.forward.copy_in_s if need.forward else 0.0)
+            now = now + self.transfers.rank_s(size_bytes)
+            now = now + need.forward.copy_in_s
         if need.refresh is not None:
             if s:
                 now = np.maximum(now, self.exact_before[s - 1])
             now = now + self.latency_s
             now = self._fetch(now, s, need.refresh, Purpose.SERVER_LOOKUP, 0.0)[1]
-            now = now + self._of_rank(lambda need: need.refresh.copy_in_s if need.refresh else 0.0)
+            now = now + need.refresh.copy_in_s
         at[Mark.REFRESHED, :, s] = now
         if self.scenario.mode.has_dense_server:
             now = (now + self.latency_s) + self.transfers.dense_served_s()
-            now = (now + self.latency_s) + self._each(s, lambda t: t.dense_s())
+            now = (now + self.latency_s) + self.transfers.dense_s()
         at[Mark.START, :, s] = now
-        forward = self._of_rank(lambda need: need.forward_s) * self.gpu[:, s]
-        backward = self._of_rank(lambda need: need.backward_s) * self.gpu[:, s]
+        forward = need.forward_s * self.gpu[:, s]
+        backward = need.backward_s * self.gpu[:, s]
         end = now + (forward + backward)
         at[Mark.BACKWARD_END, :, s] = end
         if self.scenario.mode.has_barrier:
@@ -271,28 +228,14 @@ class _Recursion:
     def _push(self, start: np.ndarray, s: int, push: Push) -> np.ndarray:
         need = self.need
         now = start + self.latency_s
-        now = now + self._each(s, lambda t: t.rank_s(push.gradient_bytes))
-        slower = self._each(s, lambda transfers: transfers.slower)
-        now = now + (push.worker_scatter_s * slower + self.latency_s)
+        now = now + self.transfers.rank_s(push.gradient_bytes)
+        now = now + (push.worker_scatter_s + self.latency_s)
         if need.forward is not None:
-            there = float((now + self._exchange(s, need.forward.exchange_bytes)).max())
+            there = float((now + self.transfers.worker_s(need.forward.exchange_bytes)).max())
             self.forwarded = max(self.forwarded, there)
         noise = self._noise(Purpose.SERVER_UPDATE, s)
-        applied: np.ndarray = np.maximum.reduce(
-            [
-                now
-                + self._fan_s(s, push.push_bytes, group)
-                + self._at_servers(group, push.server_update_s, push.update_join_s, noise)
-                for group in self.groups
-            ]
+        now = now + self.transfers.fan_s(push.push_bytes)
+        applied: np.ndarray = now + self._at_servers(
+            push.server_update_s, push.update_join_s, noise
         )
         return applied
-
-    def _exchange(self, s: int, size_bytes: float) -> np.ndarray | float:
-        """From the worker of each rank's batch to that of its next."""
-        if len(self.by_pair) == 1:
-            return self.transfers.worker_s(size_bytes)
-        here, there = self.served[:, s], self.served[:, (s + 1) % self.steps]
-        of, passed = self.by_pair, zip(here.tolist(), there.tolist(), strict=True)
-        r = self.like[0]
-        return np.array([of[r, a].worker_s(size_bytes, of[r, b]) for a, b in passed])

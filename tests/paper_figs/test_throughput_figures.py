@@ -8,7 +8,6 @@ import pytest
 
 from paper_figs.style import look_of
 from paper_figs.throughput import (
-    bench_embedding_figure,
     bench_peers_figure,
     scale_model_size_figure,
     scale_workers_figure,
@@ -103,16 +102,3 @@ def test_bench_peers_draws_medians_with_extremes_of_quiet_windows(tmp_path):
     assert [wide.get_title(), small.get_title()] == ["wide", "small"]
     assert wide.get_xlabel() == "thousand samples/s"
     assert "dense-only" in figure.get_suptitle()
-
-
-def test_bench_embedding_draws_each_kernels_median_with_extremes(tmp_path):
-    rates = {"dedup torch": (2.0, 4.0, 3.0), "dedup native": (30.0, 20.0, 90.0)}
-    rows = [window("one wide batch", name, v) for name, all_of in rates.items() for v in all_of]
-    figure = bench_embedding_figure(write_table(tmp_path / "bench_embedding.csv", rows))
-    (axes,) = figure.axes
-    lengths, ends = bars(axes)
-    assert lengths == [3.0, 30.0], "medians, in the table's order"
-    assert ends == [pytest.approx((2.0, 4.0)), pytest.approx((20.0, 90.0))]
-    assert tick_labels(axes, "y") == ["dedup torch", "dedup native"]
-    assert (axes.get_xlabel(), axes.get_xscale()) == ("M ids/s on one core", "log")
-    assert axes.get_title() == "one wide batch"

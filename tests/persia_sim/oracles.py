@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, expm1
 
 import numpy as np
 
@@ -13,44 +11,7 @@ from persia_sim.base.staleness import PushStaleness
 from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import constant_lag
-from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.workload import Workload
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recovery:
-    """What a crash costs a job that goes back whole."""
-
-    mtbf_s: float
-    """Mean time between crashes (exponential)."""
-    checkpoint_s: float
-    """Training stands still this long for a checkpoint."""
-    back_s: float
-    """Detection, restart and load after a crash."""
-
-
-def overhead(recovery: Recovery, interval_s: float) -> float:
-    """Wall time over useful time, minus one, at this much useful work between checkpoints: Daly's
-    exact form for exponential failures. A segment of T + C is repeated until it passes whole, which
-    takes M exp(R/M) (exp((T + C)/M) - 1)."""
-    mean = recovery.mtbf_s
-    segment = interval_s + recovery.checkpoint_s
-    return mean * exp(recovery.back_s / mean) * expm1(segment / mean) / interval_s - 1
-
-
-def random_crashes(
-    mtbf_s: float, until_s: float, ranks: int, back_s: float, seed: int
-) -> tuple[Crash, ...]:
-    """Crashes of random ranks at exponential distances, for a run of at most this long."""
-    draw = np.random.default_rng(seed)
-    crashes = []
-    now = 0.0
-    while (now := now + float(draw.exponential(mtbf_s))) < until_s:
-        rank = int(draw.integers(ranks))
-        crashes.append(
-            Crash(target=Target.RANK, index=rank, at_s=now, detect_s=0.0, restart_s=back_s)
-        )
-    return tuple(crashes)
 
 
 def resident_after(workload: Workload, samples: float) -> float:

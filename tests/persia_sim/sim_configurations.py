@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from unittest.mock import patch
 
-import numpy as np
 from hypothesis import strategies as st
 
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cluster.allreduce import DenseSync
 from persia_sim.cluster.cluster import Cluster
-from persia_sim.cluster.placement import ServerGroup
 from persia_sim.cluster.scenario import Discipline, Noise, Queues, Scenario
 from persia_sim.presets.catalogue import gcp_100t, workloads
 from persia_sim.presets.costs import CATALOGUE
@@ -50,25 +45,6 @@ def small_scenario(mode: Mode = Mode.HYBRID, **changes: object) -> Scenario:
         steps=12,
     )
     return replace(base, **changes)
-
-
-@contextmanager
-def message_to_each_host() -> Iterator[None]:
-    """Simulations send a message to every server host in place of a coflow to all servers: the slow
-    model by which the aggregation is checked."""
-
-    def each_host(cluster: Cluster, shares: np.ndarray) -> tuple[ServerGroup, ...]:
-        host_of, rates = cluster.servers.host_of, cluster.nic_rates(cluster.servers)
-        found = []
-        for host in range(cluster.servers.all_hosts):
-            own = np.flatnonzero(host_of == host)
-            first, end = int(own[0]), int(own[-1]) + 1
-            share = float(shares[own].sum())
-            found.append(ServerGroup(first, end, share, rates[host], float(len(own))))
-        return tuple(found)
-
-    with patch("persia_sim.cluster.placement.server_groups", each_host):
-        yield
 
 
 LOOKAHEADS = st.sampled_from(["reread", "forwarded"])

@@ -47,12 +47,11 @@ def refused(
 
 
 REFUSED = (
-    "--gpu-cv inf", "--gpu-cv -0.1", "--server-cv nan", "--crash rank:0@0.1 --detect-s inf",
-    "--crash rank:0@0.1 --restart-s inf", "--checkpoint-every-s inf", "--checkpoint-every-s 0",
-    "--checkpoint-every-s 1 --checkpoint-s -1", "--mode async_averaging --average-every-s 0",
+    "--gpu-cv inf", "--gpu-cv -0.1", "--server-cv nan",
+    "--mode async_averaging --average-every-s 0",
     "--ranks 1000000", "--ranks 0", "--server-hosts 0", "--worker-hosts -1", "--steps 1",
-    "--seed 9223372036854775808", "--slow gpu:0x3", "--slow rank:0", "--crash gpu:0@3",
-    "--crash rank3", "--full-recovery", "--crash rank:0@1 --full-recovery", "sharded --gpus 0",
+    "--seed 9223372036854775808", "--slow gpu:0x3", "--slow rank:0",
+    "sharded --gpus 0",
     "sharded --batch-per-gpu 0", "--write-timeline /no-such-folder/t.json", "--write-trace /",
     "--after-samples -1", "--after-samples nan", "--mode sync --tau 3", "--mode sync --permits 3",
     "--ahead 2", "--mode async --merge-pushes", "--tau -1", "--batch-per-rank 70000",
@@ -61,8 +60,7 @@ REFUSED = (
 """The last option is named, with its value."""
 WITH_REMEDY = {
     "--trace-shards": "--write-trace", "--timeline-steps 1 2": "--write-timeline",
-    "--detect-s 3": "add --crash", "--checkpoint-s 3": "--checkpoint-every-s",
-    "--full-recovery": "add --crash server:INDEX@SECONDS", "--workload criteo": "criteo-ad",
+    "--workload criteo": "criteo-ad",
     "--cluster this_host": "this-host", "--row-format f32": "f32-sgd",
     "--profile no.json": "persia-runtime profile",
 }  # fmt: skip
@@ -70,9 +68,9 @@ WITH_REMEDY = {
 OTHERWISE_NAMED = {
     "--slow rank:0x1e99": "factor is 1e+99", "--slow rank:0x99999": "factor is 99999",
     "--ranks 16000 --steps 1000": "lower --steps", "--server-hosts 99999": "servers is 99999",
-    "--dense-on-nics --discipline unshared": "dense_on_nics", "--average-every-s 1": "period_s=1.0",
+    "--average-every-s 1": "period_s=1.0",
     "init my/cluster.toml": "my/cluster.toml", "init /etc/passwd/x": "/etc/passwd is a file",
-    "init /proc/xx": "/proc/xx", "--crash rank:64@1": "rank is 64",
+    "init /proc/xx": "/proc/xx", "--slow rank:64x2": "rank is 64",
     "--compare sharded --cluster this-host --workload taobao-ad": "name a machine with GPUs",
 }  # fmt: skip
 
@@ -146,7 +144,7 @@ def example_files() -> dict[str, tuple[str, str]]:
     run_small = "--steps 3 --tau 0 --row-format f32-adagrad --cluster"
     return {
         "cluster": (cluster + "\n" + table(costs_of("gcp-100t"), "costs"),
-                    "--workload taobao-ad --dense-on-nics " + run_small),
+                    "--workload taobao-ad " + run_small),
         "workload": (table(workloads()["taobao-ad"]), run_small + " this-host --workload"),
         "model": (table(replace(model, tables=model.tables[:2])), "sharded --model"),
         "system": (table(MACHINES["dgx-h100"]), "sharded --gpus 16 --system"),
@@ -288,17 +286,9 @@ def test_a_full_disk_says_what_to_do(monkeypatch, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"crash": ("rank:0@900",)}, r"crash of rank 0 \(seconds\) is 900: the run ends at"),
-        ({"slow": ("server:0x2@900-901",)}, r"slow-down of server 0 \(seconds\) is 900"),
-        ({"checkpoint_every_s": 900.0}, "checkpoint_every_s is 900.0: the run ends at"),
-    ],
-)
-def test_what_would_come_after_the_end_is_refused(options, said):
-    with pytest.raises(ValueError, match=said):
-        run(SimulateOptions(**SMALL | options))
+def test_what_would_come_after_the_end_is_refused():
+    with pytest.raises(ValueError, match=r"slow-down of server 0 \(seconds\) is 900"):
+        run(SimulateOptions(**SMALL | {"slow": ("server:0x2@900-901",)}))
 
 
 NUMBERS = (
@@ -312,11 +302,6 @@ NUMBERS = (
     "--batch-per-rank",
     "--server-hosts",
     "--worker-hosts",
-    "--detect-s",
-    "--restart-s",
-    "--load-s",
-    "--checkpoint-every-s",
-    "--checkpoint-s",
     "--seed",
     "--steps",
 )
@@ -330,9 +315,7 @@ NUMBERS = (
 )
 def test_no_number_of_the_command_may_be_absurd(name, value, mode):
     """Numbers that no option takes, whatever the mode: exit 2 and one sentence."""
-    words = ["persia_sim", "--mode", mode, f"{name}={value}", "--crash", "rank:0@0.1"]
-    if name == "--checkpoint-s":
-        words += ["--checkpoint-every-s", "0.1"]
+    words = ["persia_sim", "--mode", mode, f"{name}={value}"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", words)
         try:

@@ -1,14 +1,11 @@
-"""Corners that users visit: faults early in a run, rounds that never end, limits that must hold."""
+"""Corners that users visit: rounds that never end, limits that must hold."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from persia_sim.base.popularity import busiest_extra, mix64
 from persia_sim.base.staleness import staleness_in_steps
@@ -18,7 +15,7 @@ from persia_sim.bounds.closed_form import answer, shared
 from persia_sim.cli import SimulateOptions, scenario_of
 from persia_sim.cluster.costs import Law
 from persia_sim.cluster.demand import demand
-from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.cluster.incidents import SlowDown, Target
 from persia_sim.cluster.scenario import (
     Averaging,
     DenseHome,
@@ -34,29 +31,7 @@ from persia_sim.report.report import report
 from persia_sim.report.sweep import Point
 from persia_sim.report.sweep import scenario_of as scenario_of_point
 from tests.persia_sim.hand_world import hand_costs, hand_scenario
-from tests.persia_sim.sim_configurations import message_to_each_host, small_cluster, small_scenario
-from tests.persia_sim.test_laws import contended
-
-
-def crash(at_s: float, target: Target = Target.RANK, index: int = 0) -> Crash:
-    return Crash(target=target, index=index, at_s=at_s, detect_s=1.0, restart_s=2.0)
-
-
-@pytest.mark.first_case
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.5])
-@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC])
-def test_a_crash_early_in_a_run_is_in_its_throughput(mode, share):
-    """What is lost stays in the rate, wherever the crash falls: the warm-up ends before it."""
-    base = small_scenario(mode, steps=60)
-    plain = simulate(base)
-    run = simulate(replace(base, disturbances=(crash(share * plain.makespan_s),)))
-    begins = steady_steps(run).start
-    assert begins <= int((run.stamps[Mark.UPDATED] < share * plain.makespan_s).sum(1).min())
-    ends = run.stamps[Mark.UPDATED]
-    before = ends[:, begins - 1] if begins else np.zeros(4)
-    rates = 256 * (60 - begins) / (ends[:, -1] - before)
-    assert throughput(run).mean == pytest.approx(rates.sum())
-    assert throughput(run).mean < throughput(plain).mean / 2
+from tests.persia_sim.sim_configurations import small_cluster, small_scenario
 
 
 def test_a_straggler_throughout_has_a_warm_up_and_a_passing_one_has_none():
@@ -67,15 +42,11 @@ def test_a_straggler_throughout_has_a_warm_up_and_a_passing_one_has_none():
     assert steady_steps(simulate(replace(base, disturbances=(slow,)))).start >= 8 == usual
     passing = replace(slow, end_s=end / 20)
     assert steady_steps(simulate(replace(base, disturbances=(passing,)))).start == 0
-    written = replace(base, checkpoints=Checkpoints(interval_s=end / 10, write_s=end / 10))
-    run = simulate(written)
-    assert steady_steps(run).start <= (run.stamps[Mark.UPDATED][0] < end / 10).sum()
 
 
-@pytest.mark.parametrize("steps", [60, 240])
-def test_staleness_and_use_are_those_of_the_steady_steps(steps):
+def test_staleness_and_use_are_those_of_the_steady_steps():
     """Without a bound the queues fill up for long, and the start must not count."""
-    base = small_scenario(Mode.HYBRID, tau=None, steps=steps)
+    base = small_scenario(Mode.HYBRID, tau=None, steps=60)
     run = simulate(base, trace=True)
     assert run.trace is not None
     found = report(run)
@@ -87,7 +58,7 @@ def test_staleness_and_use_are_those_of_the_steady_steps(steps):
     assert found.use["GPU"] == pytest.approx(run.need.compute_s / step_time(run).mean)
 
 
-@pytest.mark.parametrize("stall_share", [0.0, 0.5, 0.999])
+@pytest.mark.parametrize("stall_share", [0.5, 0.999])
 def test_rounds_longer_than_their_period_follow_each_other_to_the_end(stall_share):
     """A step takes thousands of rounds and meets them all; the closed form bounds the run."""
     slow = hand_costs(gpu_fixed_s=30_000.0 * (1 - stall_share) + 10)
@@ -101,61 +72,6 @@ def test_rounds_longer_than_their_period_follow_each_other_to_the_end(stall_shar
     assert reads / 2 == pytest.approx(begun, abs=12)  # pushes of the last step still come
     assert last >= 3 * slow.gpu_fixed_s + stall_share * 9 * (begun - 2)
     assert answer(base).step_s * 3 <= last
-
-
-@pytest.mark.parametrize(
-    ("share", "batch", "period_s", "late"), [(0.1, 1024, 0.1, False), (0.02, 4096, 0.02, True)]
-)
-def test_rounds_on_nics_begin_at_their_period_where_they_end_before_it(
-    share, batch, period_s, late
-):
-    """Beside rows on a narrow NIC a round takes longer than alone; the next is as late only where
-    the one before is not over."""
-    nn = small_cluster().nn
-    host = replace(nn.host, nic_bytes_per_s=share * nn.host.nic_bytes_per_s)
-    base = small_scenario(
-        Mode.ASYNC_AVERAGING, averaging=Averaging(period_s=period_s), dense_on_nics=True, steps=100,
-        cluster=replace(small_cluster(), nn=replace(nn, host=host)),
-    )  # fmt: skip
-    base = replace(base, workload=replace(base.workload, batch_per_rank=batch))
-    run = simulate(base, trace=True)
-    assert run.trace is not None
-    begun = sum(e.kind == Kind.AVERAGE_READ and e.rank == 0 for e in run.trace)
-    if late:
-        assert begun < run.makespan_s / period_s - 5
-    else:
-        assert begun == run.makespan_s // period_s
-
-
-def test_single_messages_use_the_memory_of_the_servers_too():
-    base = small_scenario(Mode.HYBRID, steps=20)
-    host = replace(base.cluster.servers.host, memory_bytes_per_s=2e8)
-    servers = replace(base.cluster.servers, host=host)
-    scarce = replace(base, cluster=replace(base.cluster, servers=servers))
-    bound = shared(scarce, simulate(scarce).need)["server memory"]
-    for resolve in (False, True):
-        with message_to_each_host() if resolve else nullcontext():
-            run = simulate(scarce)
-        assert run.makespan_s >= 20 * bound  # 0.8 to 1 of it is memory
-        assert run.busy_s["server memory"] == pytest.approx(20 * bound)
-        assert run.makespan_s < 20 * bound * 1.5
-
-
-@pytest.mark.parametrize("target", [Target.WORKER, Target.SERVER])
-def test_without_limits_of_cores_a_crash_is_an_outage_and_nothing_more(target):
-    """Memory of 1e3 bytes a second would take for ever: without cores there is no memory either."""
-    base = small_scenario(Mode.SYNC, infinite_cpus=True, steps=12)
-    roles = {}
-    for name in ("servers", "embedding_workers"):
-        part = getattr(base.cluster, name)
-        roles[name] = replace(part, host=replace(part.host, memory_bytes_per_s=1e3))
-    base = replace(base, cluster=replace(base.cluster, **roles))
-    plain = simulate(base)
-    run = simulate(replace(base, disturbances=(crash(plain.makespan_s / 2, target),)))
-    more = run.makespan_s - plain.makespan_s
-    assert 3.0 - plain.makespan_s < more < 3.0 + plain.makespan_s
-    later = np.diff(run.stamps[Mark.UPDATED][0])[-3:]
-    assert later == pytest.approx(np.diff(plain.stamps[Mark.UPDATED][0])[-3:], rel=1e-6)
 
 
 def test_the_memory_of_worker_hosts_binds():
@@ -196,10 +112,10 @@ def test_asynchronous_dense_weights_are_traffic_unless_asked_otherwise():
     base = small_scenario(Mode.ASYNC, tau=None, steps=40)
     assert base.home is DenseHome.SERVERS
     rates = {home: throughput(simulate(replace(base, dense_home=home))).mean for home in DenseHome}
-    assert rates[DenseHome.APART] > rates[DenseHome.SERVERS] > rates[DenseHome.ONE]
+    assert rates[DenseHome.APART] > rates[DenseHome.SERVERS]
     run = simulate(base)
     rank_rate, server_rate = (
-        base.cluster.nic_rates(role)[0] for role in (base.cluster.nn, base.cluster.servers)
+        base.cluster.nic_rate(role) for role in (base.cluster.nn, base.cluster.servers)
     )
     dense = run.need.dense_bytes
     batch = run.need.fetch.activation_bytes + run.need.input_bytes
@@ -211,26 +127,14 @@ def test_asynchronous_dense_weights_are_traffic_unless_asked_otherwise():
     assert answer(base).binds == "server NICs, in"
     assert answer(base).step_s == pytest.approx(into_servers * busiest)
     assert step_time(run).mean == pytest.approx(answer(base).step_s, rel=0.05)
-    one = answer(replace(base, dense_home=DenseHome.ONE)).seconds
-    assert one["dense server's NIC"] == pytest.approx(4 * dense / server_rate)
     carried = sum(run.link_bytes.values())
     apart = sum(simulate(replace(base, dense_home=DenseHome.APART)).link_bytes.values())
     assert carried - apart == pytest.approx(40 * 4 * 2 * dense * 2)  # both ways, two NICs each
 
 
-def test_dense_weights_in_single_messages_are_those_of_the_coflow():
-    base = small_scenario(Mode.ASYNC, tau=None, steps=20)
-    coflows = throughput(simulate(base)).mean
-    with message_to_each_host():
-        messages = throughput(simulate(base)).mean
-    assert coflows == pytest.approx(messages, rel=0.02)
-
-
 def test_a_knob_of_dense_weights_is_refused_where_it_is_not_read():
-    with pytest.raises(ValueError, match="dense_home is one: hybrid does not read it; drop it"):
-        small_scenario(Mode.HYBRID, dense_home=DenseHome.ONE)
-    with pytest.raises(ValueError, match="dense_on_nics is True: async has no all-reduce"):
-        small_scenario(Mode.ASYNC, dense_on_nics=True)
+    with pytest.raises(ValueError, match="dense_home is apart: hybrid does not read it; drop it"):
+        small_scenario(Mode.HYBRID, dense_home=DenseHome.APART)
 
 
 @pytest.mark.parametrize("shards", [False, True])
@@ -279,17 +183,7 @@ def test_one_step_has_no_step_time():
         step_time(simulate(hand_scenario(steps=1)))
 
 
-def test_an_outage_lasts_from_the_crash_to_the_return():
-    base = small_scenario(Mode.HYBRID, steps=60)
-    two = (crash(0.1, Target.SERVER), crash(0.2, Target.WORKER))
-    losses = simulate(replace(base, disturbances=two)).losses
-    assert losses.outage_s == pytest.approx(6.0) and losses.down_s == 0.0
-    end = simulate(base).makespan_s
-    unnoticed = simulate(replace(base, disturbances=(crash(0.99 * end, Target.SERVER, 7),)))
-    assert unnoticed.losses.outage_s <= unnoticed.makespan_s - 0.99 * end + 1e-12
-
-
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
 def test_no_step_is_faster_than_its_bound_under_noise(mode, seed):
     """The bound is of the times that the kept steps have drawn, here where compute binds."""
@@ -300,16 +194,6 @@ def test_no_step_is_faster_than_its_bound_under_noise(mode, seed):
         found = report(simulate(base))
         assert found.step_s.mean >= found.bound.step_s * (1 - 1e-9)
         assert found.step_s.mean < found.bound.step_s * 1.3
-
-
-@settings(max_examples=25)
-@given(contended(), st.floats(0.05, 0.9), st.sampled_from(list(Target)))
-def test_every_run_with_noise_and_a_crash_passes_the_bounds(scenario, share, target):
-    """`simulate` checks each run against its bounds, faults or not; here it must find nothing."""
-    noisy = replace(scenario, noise=Noise(gpu_cv=0.5, server_cv=0.5))
-    at_s = share * simulate(noisy).makespan_s
-    run = simulate(replace(noisy, disturbances=(crash(at_s, target),)))
-    assert run.makespan_s >= run.computed_s.sum(1).max()
 
 
 @pytest.mark.parametrize("free", ["server_lookup", "server_update"])
@@ -340,8 +224,7 @@ def test_a_run_that_is_faster_than_its_draws_allow_is_refused():
 
 @pytest.mark.parametrize(
     ("servers", "fields", "draws", "zipf", "distinct", "model_error"),
-    [(6, 2, 500, 1.05, True, 0.0), (12, 4, 5000, 1.1, True, 0.0), (3, 2, 500, 1.05, True, 0.0),
-     (120, 3, 300, 0.8, False, 0.0), (8, 1, 40, 0.0, False, 0.0), (40, 1, 9000, 0.5, False, 0.0),
+    [(12, 4, 5000, 1.1, True, 0.0), (3, 2, 500, 1.05, True, 0.0), (8, 1, 40, 0.0, False, 0.0),
      (120, 3, 300, 0.8, True, 0.12)],
 )  # fmt: skip
 def test_the_last_server_of_a_fan_out_is_as_late_as_in_drawn_batches(

@@ -14,7 +14,6 @@ from persia_sim.base.staleness import staleness_in_steps
 from persia_sim.base.vocabulary import COMMON_STEP, Kind, Mode
 from persia_sim.bounds.closed_form import answer, cycles, latencies
 from persia_sim.cluster.demand import demand
-from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.scenario import Discipline, Scenario
 from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.cluster.tables import Table
@@ -32,8 +31,6 @@ ITEM = Table(name="item", fields=("bought", "seen"), rows=1e4, dim=8, ids_per_sa
 SHOP = {
     "fields": 0, "ids_per_field": 1.0, "dim": 0, "rows": 0.0, "tables": (USER, ITEM),
 }  # fmt: skip
-
-CRASH = Crash(target=Target.RANK, index=0, at_s=1.0, detect_s=1.0, restart_s=1.0)
 
 
 def alone(scenario: Scenario) -> Scenario:
@@ -147,10 +144,6 @@ def test_one_field_of_88_hides_behind_hybrids_step():
         ({"fresh": ("user",)}, "fresh is user: no table has a name"),
         ({"mode": Mode.SYNC, "tau": None, "merge_pushes": None, "fresh": ("1",)}, "does not read"),
         ({"mode": Mode.ASYNC, "merge_pushes": None, "fresh": ("1",)}, "does not read it"),
-        (
-            {"fresh": ("1",), "disturbances": (CRASH,)},
-            "crashes are not simulated",
-        ),
     ],
 )
 def test_what_cannot_be_fresh_is_refused(changes, words):

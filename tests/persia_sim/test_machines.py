@@ -28,8 +28,8 @@ from persia_sim.report.report import report
 from persia_sim.sharded.command import ShardedOptions, run_sharded
 from persia_sim.sharded.command import job_of as job_of_sharded
 from persia_sim.sharded.compare import (
-    alike,
     comparison,
+    dense_as,
     fitting_gpus,
     job_of,
     launching_s,
@@ -214,12 +214,11 @@ def test_the_multiplications_of_a_private_network_are_borrowed_by_every_other(tm
 def test_both_sides_of_a_comparison_have_one_dense_network():
     scenario = scenario_of(SimulateOptions(workload="criteo-syn1", mode=Mode.SYNC, steps=20))
     job = job_of(scenario, SOFTWARE["hugectr"])
-    need = demand(replace(scenario, costs=alike(scenario.costs, job)))
+    need = demand(replace(scenario, costs=dense_as(scenario.costs, job)))
     parts = stages(job)
     assert need.compute_s == pytest.approx(parts.dense_s + launching_s(job))
     assert launching_s(job) >= chain_s(job, tables=False), "the host's share comes on top"
     assert need.all_reduce_s == pytest.approx(parts.allreduce_s)
-    assert need.load_s == 0
 
 
 @pytest.mark.parametrize("precision", list(Precision))
@@ -333,7 +332,7 @@ def test_an_all_reduce_inside_an_nvlink_domain_needs_no_nic_on_either_side(tmp_p
     wide = mine(tmp_path, "[nn.host]\nnvlink_domain = 64\n")
     wide = replace(wide, cluster=wide.cluster.with_ranks(ranks), mode=Mode.SYNC, tau=None)
     job = job_of(wide, SOFTWARE["hugectr"])
-    need = demand(replace(wide, costs=alike(wide.costs, job)))
+    need = demand(replace(wide, costs=dense_as(wide.costs, job)))
     assert need.all_reduce_s == pytest.approx(stages(job).allreduce_s)
     own, size = demand(wide), wide.workload.dense_gradient_bytes
     hop, reach = wide.costs.reach.intra_latency_s, wide.costs.reach
@@ -343,10 +342,6 @@ def test_an_all_reduce_inside_an_nvlink_domain_needs_no_nic_on_either_side(tmp_p
         out = 8 * reach.outside(wide.cluster.nn.host)
         expected += 2 * reach.inter_latency_s + size / out
     assert own.all_reduce_s == pytest.approx(expected)
-    host = wide.cluster.nn.host
-    rows = wide.cluster.link.header_efficiency * host.nic_bytes_per_s / reach.outside(host)
-    sent = size / 8 * min(1, rows) if ranks == 128 else 0
-    assert sum(bucket.nic_bytes for bucket in own.buckets) == pytest.approx(sent)
 
 
 def test_half_of_the_gpus_of_each_host_are_half_of_an_nvlink_domain(tmp_path):
@@ -362,13 +357,13 @@ def test_a_share_that_was_fitted_in_float32_is_extrapolated_in_two_bytes():
     assert demand(replace(half, costs=CATALOGUE)).extrapolated == ()
 
 
-LOUD = {"gpu_cv": 0.5, "slow": ("rank:1x2", "worker:0x9"), "checkpoint_every_s": 0.2}
+LOUD = {"gpu_cv": 0.5, "slow": ("rank:1x2", "worker:0x9")}
 
 
-@pytest.mark.parametrize("changes", [{}, {"mode": Mode.SYNC, "tau": None}, LOUD], ids=str)
+@pytest.mark.parametrize("changes", [{}, LOUD], ids=str)
 def test_what_was_simulated_is_compared_as_the_report_has_it(changes):
     """One run, one answer: rate, interval and price; and the other side has an interval, too."""
-    run = simulate(scenario_of(SimulateOptions(workload="criteo-ad", ranks=8, steps=60, **changes)))
+    run = simulate(scenario_of(SimulateOptions(workload="criteo-ad", ranks=8, steps=40, **changes)))
     ours, tables = sides(run)
     assert ours.samples_per_s == throughput(run) and ours.usd == report(run).usd_per_million_samples
     rate = throughput(run)
@@ -378,7 +373,7 @@ def test_what_was_simulated_is_compared_as_the_report_has_it(changes):
     assert "; 90 % band " in hybrid and "; 90 % band " in on_gpus
 
 
-def test_both_sides_of_a_comparison_have_the_same_noise_faults_and_loaders():
+def test_both_sides_of_a_comparison_have_the_same_noise_slow_ranks_and_loaders():
     options = {"cluster": "v100-2021-09", "workload": "criteo-ad", "steps": 60}
 
     def rates(**changes: Any) -> list[float]:
@@ -392,15 +387,13 @@ def test_both_sides_of_a_comparison_have_the_same_noise_faults_and_loaders():
     step, dense_s = step_s(job), stages(job).dense_s
     assert slow[0] < 0.95 * calm[0]
     assert slow[1] / calm[1] == pytest.approx(step / (step + 3 * dense_s), rel=1e-3)
-    # One loader binds both; a checkpoint stops both for as long.
+    # One loader binds both.
     one = rates(gpu_cv=0.0, loaders=1)
     assert one[0] < 0.5 * calm[0] and one[1] == pytest.approx(one[0], rel=0.05)
-    stopped = rates(gpu_cv=0.0, checkpoint_every_s=0.2, checkpoint_s=0.1)
-    assert stopped[0] < 0.95 * calm[0]
-    assert stopped[0] / calm[0] == pytest.approx(stopped[1] / calm[1], rel=0.05)
-    assert rates(gpu_cv=0.5)[1] < 0.98 * calm[1]
+    noisy = rates(gpu_cv=0.5)[1]
+    assert noisy < 0.98 * calm[1]
     assert rates(gpu_cv=0.0, slow=("server:0x1.5",))[1] == calm[1], "there are no servers"
-    assert rates(gpu_cv=0.5, seed=1)[1] != rates(gpu_cv=0.5)[1] == rates(gpu_cv=0.5)[1]
+    assert rates(gpu_cv=0.5, seed=1)[1] != noisy
 
 
 @pytest.mark.long

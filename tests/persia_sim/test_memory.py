@@ -118,13 +118,6 @@ def test_memory_of_rows_in_bytes():
         match=r"on hand, but 60 rows of 90 bytes need 1.32 KiB: use at least 3 server hosts",
     ):
         held.refuse(cluster)
-    # Beside a kind of host with two servers one with a single server: six hosts are enough for
-    # any choice of them, four for none.
-    also = replace(part, processes_per_host=1, hosts=1)
-    for kinds in (replace(part, also=(also,)), replace(also, also=(part,))):
-        mixed = replace(cluster, servers=kinds)
-        with pytest.raises(ValueError, match="use at least 6 server hosts"):
-            capacity(mixed, hand_workload(rows=60.0), rows).refuse(mixed)
     uniform = capacity(cluster, hand_workload(rows=60.0, zipf=0.0), rows)
     # 8 draws a batch from 20 values: a row is forgotten T draws after its last, e^(-T/20) = 16/60;
     # half a batch of these lies in the batch itself, which asks for the row once.
@@ -284,8 +277,8 @@ def test_batches_miss_what_a_simulated_table_misses(exponent, share, draws, seed
     assert least - error <= np.mean(found) <= most + error
 
 
-@pytest.mark.parametrize("share", [0.4, 0.9, 1.0, 1.1, 1.5, 3.0])
-@pytest.mark.parametrize(("exponent", "draws"), [(0.0, 200), (0.9, 2000), (1.05, 500), (1.3, 1000)])
+@pytest.mark.parametrize("share", [0.9, 1.1, 3.0])
+@pytest.mark.parametrize(("exponent", "draws"), [(0.0, 200), (1.3, 1000)])
 def test_tables_of_about_a_batch_miss_what_a_simulated_one_misses(exponent, draws, share):
     """``share``: rows in distinct ids of a batch. Which of them hit depends on where in this batch
     and in the last ones they came first; the characteristic time alone is 0.11 off."""
@@ -295,12 +288,6 @@ def test_tables_of_about_a_batch_miss_what_a_simulated_one_misses(exponent, draw
         found = [missed_of_a_simulated_table(rows, room, exponent, draws, k) for k in range(6)]
         law = batch_miss_rate(np.inf, draws, room, rows, exponent)
         assert law == pytest.approx(np.mean(found), abs=0.012)
-
-
-def test_single_requests_are_batches_of_one():
-    for room in (50.0, 200.0, 900.0):
-        one = batch_miss_rate(np.inf, 1.0, room, 1000.0, 0.9)
-        assert one == pytest.approx(lru_miss_rate(room, 1000.0, 0.9), rel=2e-2)
 
 
 def test_distinct_ids_miss_more_often_than_draws_do():

@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persia_sim.base.staleness import staleness_in_pushes
-from persia_sim.base.trace import Kind
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.cluster import Cluster
 from persia_sim.cluster.demand import demand
-from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.scenario import Averaging, Discipline, Noise, Queues, Scenario
 from persia_sim.cluster.stamps import Leg, Mark
 from persia_sim.engine.simulate import Run, simulate
@@ -241,30 +239,3 @@ def test_missed_pushes_are_others_in_flight_on_average(mode):
     assert missed.sum() == gauge.sum() > 0
     in_between = [((applied > a) & (applied < b)).sum() for a, b in zip(read, applied, strict=True)]
     assert sorted(missed.tolist()) == sorted(in_between)
-
-
-@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
-@pytest.mark.parametrize("target", [Target.WORKER, Target.SERVER])
-@pytest.mark.parametrize("at", [0.2, 0.4, 0.6, 0.8])
-@pytest.mark.law9
-@pytest.mark.law13
-def test_what_was_sent_is_applied_or_counted_as_lost(mode, target, at):
-    base = small_scenario(mode, steps=15)
-    end = simulate(base).makespan_s
-    crash = Crash(target=target, index=0, at_s=at * end, detect_s=0.01, restart_s=0.02)
-    merge = {"merge_pushes": False} if mode is Mode.HYBRID else {}
-    run = simulate(replace(base, disturbances=(crash,), **merge), trace=True)
-    assert run.trace is not None
-    lost = [(e.rank, e.step) for e in run.trace if e.kind == Kind.LOST_PUSH]
-    assert len(lost) == len(set(lost)) == run.losses.lost_pushes
-    pushes = [(e.rank, e.step) for e in run.trace if e.kind == Kind.PUSH]
-    whole = 4 if mode.reads_fresh_rows else 1  # merged: one record for the ranks that are not lost
-    assert len(pushes) == len(set(pushes))
-    if whole == 1:
-        assert sorted(pushes + lost) == [(r, s) for r in range(4) for s in range(15)]
-    else:
-        kept = {s for _, s in pushes}
-        assert kept | {s for _, s in lost} == set(range(15))
-    last = max(e.version for e in run.trace if e.kind == Kind.PUSH)
-    assert last + whole >= 60 - len(lost) >= last  # versions count the applied pushes
-    assert np.isfinite(run.stamps).all()  # every batch is trained and closed, lost or not

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cluster.incidents import Checkpoints, Crash, SlowDown, Target
+from persia_sim.cluster.incidents import SlowDown, Target
 from persia_sim.cluster.scenario import Averaging, DenseHome, Discipline, Noise
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
@@ -68,18 +67,6 @@ def test_more_workers_do_not_help_only_where_those_that_are_there_are_idle(cores
     use = {"worker cores": cores, "worker memory": memory}
     told = facts_of(replace(found, blame={WORKERS: 1.0}, use=use))
     assert ("more do not" in told.get("advice", "")) == said
-
-
-def test_prefixes_of_large_numbers():
-    """A step of 1 to 1e-12 of 8 seconds: 1, 1 k, 1 M, ... samples a second, and a little less."""
-    run = simulate(sync_of_two())
-    each = {1.0: "1 s", 1e3: "1 ks", 1e6: "1 Ms", 1e9: "1 Gs", 1e12: "1 Ts"}
-    less = {1e3: "999 s", 1e6: "999 ks", 1e9: "999 Ms", 1e12: "999 Gs"}
-    below = {factor * (1 - 1e-3): shown for factor, shown in less.items()}
-    for factor, shown in (each | below).items():
-        steps = np.arange(40) * 8 / factor
-        quick = replace(run, stamps=np.broadcast_to(steps, run.stamps.shape))
-        assert facts_of(report(quick))["throughput"].startswith(shown), factor
 
 
 def test_dollars_per_hour_and_per_million_samples():
@@ -143,29 +130,21 @@ def test_use_of_the_busiest_of_several():
     assert quarter["worker cores"] == pytest.approx(found["worker cores"] / 4)
 
 
-def test_use_in_async_has_the_dense_server_and_its_card():
-    base = hand_scenario(Mode.ASYNC, ranks=2, steps=6, dense_home=DenseHome.ONE)
+def test_use_in_async_has_the_dense_server():
+    base = hand_scenario(Mode.ASYNC, ranks=2, steps=6, dense_home=DenseHome.APART)
     run = simulate(base)
     use, end = report(run).use, 6 * step_time(run).mean
     assert use["dense server"] == pytest.approx(2 * 6 * 2 * 4 / end)  # pull and push take 4 s each
-    assert use["dense server NIC, out"] == pytest.approx(2 * 6 * 904 / 12 / end)
-    assert use["dense server NIC, in"] == pytest.approx(2 * 6 * 904 / 12 / end)
-    assert use["GPU host NIC, in"] == pytest.approx(6 * (192 + 96 + 904) / 24 / end)
+    assert use["GPU host NIC, in"] == pytest.approx(6 * (192 + 96) / 24 / end)
 
 
-def test_a_gpu_is_idle_while_a_round_or_a_crash_stops_it():
+def test_a_gpu_is_idle_while_a_round_stops_it():
     """12 s of each of 8 steps, whatever the time from the start of forward to the end of backward:
-    rounds of 9 s every 70 s lock the replicas, and a crash stops rank 0 for 51 s."""
+    rounds of 9 s every 70 s lock the replicas."""
     rounds = Averaging(period_s=70.0)
     run = simulate(hand_scenario(Mode.ASYNC_AVERAGING, ranks=2, steps=8, averaging=rounds))
     stopped = (run.stamps[Mark.BACKWARD_END] - run.stamps[Mark.START]).mean()
     assert stopped > 12.5
-    assert report(run).use["GPU"] == pytest.approx(12 / step_time(run).mean)
-    crash = Crash(target=Target.RANK, index=0, at_s=300.0, detect_s=1.0, restart_s=50.0)
-    saved = Checkpoints(interval_s=1.0, write_s=0.0)  # after every step
-    base = hand_scenario(Mode.ASYNC, ranks=2, steps=8, disturbances=(crash,), checkpoints=saved)
-    run = simulate(base)
-    assert run.losses.down_s == pytest.approx(51 / 2)
     assert report(run).use["GPU"] == pytest.approx(12 / step_time(run).mean)
 
 
@@ -274,48 +253,6 @@ def test_a_share_is_printed_from_half_a_tenth_of_a_per_cent_on():
     small = replace(found, use={"a": 0.5, "b": 0.0005, "c": 0.00049}, blame={"d": 0.0005})
     assert facts_of(small)["busy resources"] == "50.0 %  a\n 0.1 %  b"
     assert facts_of(small)["critical path, resources"] == "0.1 %  d"
-
-
-def test_faults_of_a_run_by_hand():
-    """Sync of one rank updates at 77, 181, 285, ...: the crash at 200 loses the work since the
-    checkpoint after 181, which took 5 s, and 2 + 3 + 4 s until it is back."""
-    crash = Crash(
-        target=Target.RANK, index=0, at_s=200.0, detect_s=2.0, restart_s=3.0, load_s=4.0
-    )  # fmt: skip
-    slow = SlowDown(target=Target.WORKER, index=0, factor=2.0, start_s=1e6, end_s=2e6)
-    base = hand_scenario(
-        Mode.SYNC, steps=4, disturbances=(slow, crash), infinite_cpus=False,
-        checkpoints=Checkpoints(interval_s=150.0, write_s=5.0),
-    )  # fmt: skip
-    run = simulate(base)
-    # Step 1's update at 181 is the first after 150 s: until 186. Then 14 s lost, 9 s down; step 2
-    # would have ended at 290 and ends at 290 + 14 + 9 = 313; its work is 104, below 150. Step 3
-    # ends at 417 after 222 of work since the restart (195 = 209 - 14): the second checkpoint.
-    assert run.stamps[Mark.UPDATED, 0].tolist() == pytest.approx([77, 186, 313, 422])
-    told = facts_of(report(run))
-    assert (told["slow-downs"], told["crashes"]) == ("1", "1")
-    assert told["out of service"] == "9.00 s, summed over the crashes"
-    assert told["training stopped"] == "9.00 s of 473.00 s, mean of the ranks"
-    assert told["work done again"] == "14.00 s"
-    assert told["pushes lost"] == ("0 whole ones, parts of 0 others; 0 were applied and forgotten")
-    assert told["checkpoints"] == "2, written in 10.00 s"
-    written = facts_of(report(simulate(replace(base, disturbances=()))))
-    assert written["checkpoints"] == "2, written in 10.00 s"
-    only_slow = replace(base, disturbances=(slow,), checkpoints=None)
-    told = facts_of(report(simulate(only_slow)))
-    assert (told["slow-downs"], told["crashes"]) == ("1", "0")
-    assert "crashes" not in facts_of(report(simulate(hand_scenario())))
-
-
-def test_lost_and_forgotten_pushes_by_hand():
-    """A server of sync dies at 120, with the push of step 0 in its hands (116 to 127)."""
-    crash = Crash(target=Target.SERVER, index=0, at_s=120.0, detect_s=10.0, restart_s=20.0)
-    base = hand_scenario(Mode.SYNC, steps=3, disturbances=(crash,), infinite_cpus=False)
-    losses = simulate(base).losses
-    assert (losses.crashes, losses.lost_pushes, losses.forgotten_pushes) == (1, 1, 0)
-    later = replace(crash, at_s=300.0)  # two pushes are applied (127, 231), none is on its way
-    losses = simulate(replace(base, disturbances=(later,))).losses
-    assert (losses.crashes, losses.lost_pushes, losses.forgotten_pushes) == (1, 0, 2)
 
 
 @given(st.sampled_from(list(Discipline)), st.integers(0, 3))

@@ -21,14 +21,12 @@ from persia_sim.sharded.sizing import (
     Asked,
     _simulated_rate,
     choices,
-    chosen_among,
     front,
     hybrid_on,
     server_hosts_for_rows,
     sharded_on,
     simulated,
     simulated_rate,
-    what_ifs,
 )
 from persia_sim.sharded.software import SOFTWARE
 from persia_sim.sharded.stages import fits, step_s
@@ -172,14 +170,6 @@ def test_the_front_has_no_choice_that_another_beats():
             for other in found
         )
         assert (choice in kept) != beaten
-
-
-def test_half_the_price_of_all_hosts_is_half_the_price():
-    choice = chosen_among(ASKED, (A100, CPU, CPU))
-    shares = what_ifs(ASKED, choice)
-    saved = [1 - shares[f"{kind} hosts at half the price"] for kind in ("GPU", "CPU")]
-    assert sum(saved) == pytest.approx(0.5)
-    assert list(shares.values()) == sorted(shares.values())
 
 
 @pytest.mark.parametrize(("least", "most", "enough"), [(1, 9, 1), (3, 100, 64), (5, 6, 7)])

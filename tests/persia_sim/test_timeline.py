@@ -5,12 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
 from persia_sim.base.vocabulary import Mode
-from persia_sim.cluster.incidents import Crash, Target
 from persia_sim.cluster.scenario import Noise
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
@@ -122,23 +120,3 @@ def test_arrows_and_counters_by_hand():
     levels = [(e["ts"] / 1e6, e["args"]["in flight"]) for e in events if e["ph"] == "C"]
     # At 127 and 150 a push ends and a lookup begins; step 2's push ends the window at 231.
     assert levels == [(46, 2), (127, 1), (127, 2), (150, 1), (150, 2), (231, 1)]
-
-
-def test_a_crash_is_marked_on_the_edges_of_its_window_and_not_outside():
-    """Steps 1 and 2 of sync last from 127 to 335."""
-    for at_s, marks in ((126.0, 0), (127.0, 1), (335.0, 1), (336.0, 0)):
-        crash = Crash(target=Target.SERVER, index=0, at_s=at_s, detect_s=0.0, restart_s=0.0)
-        quiet = simulate(hand_scenario(Mode.SYNC, steps=4))
-        run = replace(quiet, scenario=replace(quiet.scenario, disturbances=(crash,)))
-        found = [e for e in timeline(run, 1, 2) if e["ph"] == "i"]
-        assert len(found) == marks
-        assert all(e["name"] == "crash of server 0" and e["s"] == "g" for e in found)
-
-
-def test_the_window_of_marks_lasts_from_the_first_ranks_lookup_to_the_last_ranks_push():
-    """Async: rank 0 looks up at 23 and is applied at 132, rank 1 both 23 s later."""
-    quiet = simulate(hand_scenario(Mode.ASYNC, ranks=2, steps=1, tau=0))
-    for at_s, marks in ((22.0, 0), (24.0, 1), (154.0, 1), (156.0, 0)):
-        crash = Crash(target=Target.WORKER, index=0, at_s=at_s, detect_s=0.0, restart_s=0.0)
-        run = replace(quiet, scenario=replace(quiet.scenario, disturbances=(crash,)))
-        assert len([e for e in timeline(run, 0, 0) if e["ph"] == "i"]) == marks

@@ -1,1 +1,0 @@
-"""Run folders as a registry: what lies below a folder, and how two differ."""
