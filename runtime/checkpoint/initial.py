@@ -17,9 +17,9 @@ from runtime.checkpoint.shard import load_vectors
 from runtime.data.batch import Layout
 from runtime.data.errors import DataError
 from runtime.data.files import content_of, files_of
-from runtime.data.formats import parquet_batches, parquet_file
 from runtime.data.ids import VALUE_MASK
 from runtime.data.items import read_keyed
+from runtime.data.parquet import parquet_batches, parquet_file
 from runtime.data.source import Source
 from runtime.embedding.config import TableConfig
 from runtime.embedding.store import EmbeddingStore

@@ -21,9 +21,9 @@ from runtime.checkpoint.rows import load
 from runtime.checkpoint.whole import Checkpoint, find_checkpoint
 from runtime.config import EngineConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
-from runtime.data.formats import parquet_batches, parquet_file
 from runtime.data.ids import MAX_FIELDS, VALUE_BITS, VALUE_MASK
 from runtime.data.open import open_source
+from runtime.data.parquet import parquet_batches, parquet_file
 from runtime.data.source import heads_taken_over, rebatch, refuse_other_columns
 from runtime.dense.state import drain_into, load_model
 from runtime.embedding.config import Admission, Capacity, TableConfig

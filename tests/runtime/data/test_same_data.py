@@ -52,7 +52,6 @@ KEYS = {
     "line_breaks": True,
     "negatives": DrawnItems(items="b.csv", count=2),
     "quotes": False,
-    "format": "recbole",
 }
 
 
