@@ -181,8 +181,7 @@ class Model:
         """float [n, dim]: the vectors of these ids, as they stand in batches and in the export.
 
         ``ids``: [n], whole numbers such as `Batch.ids` holds. An id without a row has its initial
-        value. Of a hash stack, the sum of an id's rows. Raises ValueError for an unknown table and
-        for what cannot be ids.
+        value. Raises ValueError for an unknown table and for what cannot be ids.
         """
         if table not in self.tables:
             raise ValueError(f"no table is called {table!r}; there are {', '.join(self.tables)}")
@@ -238,7 +237,6 @@ class Model:
         return {
             field.name: self.tables[field.table].holds(batch.ids[of_field == number])
             for number, field in enumerate(self.layout.fields)
-            if not self.tables[field.table].config.hash_stack.rounds
         }
 
     def predict(self, batch: Batch) -> np.ndarray:

@@ -17,7 +17,6 @@ from runtime.checkpoint.shard import load_vectors
 from runtime.data.batch import Layout
 from runtime.data.errors import DataError
 from runtime.data.files import content_of, files_of
-from runtime.data.ids import VALUE_MASK
 from runtime.data.items import read_keyed
 from runtime.data.parquet import parquet_batches, parquet_file
 from runtime.data.source import Source
@@ -40,8 +39,6 @@ def begin_with_files(store: EmbeddingStore, source: Source, run: Path | None) ->
             continue
         file = Path(table.initial)
         ids, values = _read(file, table, store.layout, source)
-        if table.share_rows:
-            ids = ids & VALUE_MASK
         with tempfile.TemporaryDirectory(dir=None if run is None else run.absolute()) as folder:
             path = Path(folder) / "vectors"
             digest = write_arrays(path, {}, {"ids": ids, "values": values}).digest

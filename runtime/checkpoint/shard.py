@@ -91,8 +91,8 @@ def read_manifest(folder: Path) -> ShardManifest:
     )
 
 
-_SHAPE = ("dim", "dtype", "storage", "share_rows", "hash_stack")
-_INITIAL = ("initial", "initial_scale", "initial_mean", "initial_shape")
+_SHAPE = ("dim", "dtype")
+_INITIAL = ("initial", "initial_scale")
 
 
 def _deciding(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -372,9 +372,7 @@ def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:
     """The saved values in rows of this table, each laid out as `kernels.hpp` says."""
     rows = len(saved.ids)
     table = server.configs[name]
-    itemsize = np.dtype(table.dtype).itemsize
-    value_bytes = table.dim * (itemsize if table.storage == "dtype" else 2)
-    values = saved.rows[:, : value_bytes + -value_bytes % itemsize]
+    values = saved.rows[:, : table.dim * np.dtype(table.dtype).itemsize]
     floats = rows, server.tables[name].state_floats
     state = np.full(floats, table.optimizer.initial_accumulator, table.dtype).view(np.uint8)
     return saved._replace(

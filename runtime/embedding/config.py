@@ -1,5 +1,5 @@
 """What a table of rows is: its width, its optimiser, initial values; and what it can
-do beside holding every row for ever: capacity, admission, hash stacks."""
+do beside holding every row for ever: capacity, admission."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from persia_sim.base.schema import (
     check_fields,
     refuse_unread,
 )
-from runtime.data.ids import VALUE_BITS
 
 
 class CheckedByReaders(Checked):
@@ -30,10 +29,6 @@ class CheckedByReaders(Checked):
     def __post_init__(self) -> None:
         check_fields(self)
         refuse_unread(self)
-
-
-MOST_ROUNDS = 64
-_STACKS = ReadBy(lambda stack: stack.rounds > 0, "rounds >= 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,33 +59,10 @@ class Admission(CheckedByReaders):
     seen k times is in with probability 1 - (1 - p)**k, as in the original. 1: every id."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HashStack(CheckedByReaders):
-    """Each id becomes several rows of a small table, whose sum is its vector (the original's).
-
-    Round r of a field uses its rows r * rows_per_round + hash_r(id) mod rows_per_round.
-    """
-
-    rounds: Annotated[int, Within(0, MOST_ROUNDS)] = 0
-    """Rows an id is made of, at most 64; 0: no hash stack, an id is a row of its own."""
-    rows_per_round: Annotated[int, Within(1, 2**VALUE_BITS), _STACKS] = 1 << 16
-    """Rows of one round of one field, >= 1."""
-
-    def __post_init__(self) -> None:
-        CheckedByReaders.__post_init__(self)
-        rule = f"must be so that rounds * rows_per_round is at most 2**{VALUE_BITS}"
-        fits = self.rounds * self.rows_per_round <= 2**VALUE_BITS
-        require(fits, "rows_per_round", self.rows_per_round, rule)
-
-
 RowOptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "ftrl"]
-InitialKind = Literal["uniform", "normal", "gamma", "poisson", "inverse_sqrt", "constant"]
+InitialKind = Literal["uniform", "normal", "constant"]
 
 MOST_DIM = 1 << 16
-MOST_POISSON_RATE = 700.0
-"""Above it exp(-rate) leaves the range in which the draw's product of uniforms can be compared."""
-_MOST_STORED = {"float16": 65504.0, "bfloat16": (2 - 2**-7) * 2.0**127}
-"""Largest finite numbers of the two (source: IEEE 754; bfloat16 has float32's exponent)."""
 
 
 def _of_kinds(*kinds: RowOptimizerKind) -> ReadBy:
@@ -131,11 +103,6 @@ class RowOptimizer(CheckedByReaders):
         return 1e-8 if self.kind in _ADAM else 1e-10
 
 
-_SCALED = ReadBy(lambda t: t.initial != "inverse_sqrt", "an initial other than inverse_sqrt")
-_OF_NORMAL = ReadBy(lambda table: table.initial == "normal", "initial normal")
-_OF_GAMMA = ReadBy(lambda table: table.initial == "gamma", "initial gamma")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableConfig(CheckedByReaders):
     """One table; rows are created when first looked up in training."""
@@ -145,39 +112,22 @@ class TableConfig(CheckedByReaders):
     dim: Annotated[int, Within(1, MOST_DIM)] = 8
     """Floats in a row, 1 to 65536."""
     optimizer: RowOptimizer = RowOptimizer()
-    initial_scale: Annotated[float, _SCALED] = 0.01
+    initial_scale: float = 0.01
     """Fresh rows are uniform in [-initial_scale, initial_scale); >= 0 (the original's 0.01)."""
     initial: str = "uniform"
-    """normal: standard deviation initial_scale; gamma: scale initial_scale; poisson: rate
-    initial_scale; inverse_sqrt: uniform within 1 / sqrt(dim); constant: initial_scale. Or a file,
+    """normal: standard deviation initial_scale; constant: initial_scale. Or a file,
     as vectors.parquet: rows of the ids in its column ``id`` (as an export has them), or of the
     values in a column of the data, begin with its ``vector``, all others uniform."""
-    initial_mean: Annotated[float, _OF_NORMAL] = 0.0
-    """normal: the mean."""
-    initial_shape: Annotated[float, Within(0, math.inf, without="least"), _OF_GAMMA] = 1.0
-    """gamma: the shape, > 0."""
     dtype: Annotated[Literal["float32", "float64"], GIVEN_ELSEWHERE] = "float32"
     """Type of values and state, which the run's precision gives."""
-    storage: Literal["dtype", "float16", "bfloat16"] = "dtype"
-    """16 bits halve the values' memory: rounded stochastically at every write, so that steps below
-    the resolution still add up; computed in float32, state stays float32."""
-    weight_bound: Annotated[float, _AT_LEAST_0] = 0.0
-    """Every element is clamped to [-weight_bound, weight_bound] after a step; 0: no bound."""
     capacity: Capacity = field(default_factory=Capacity)
     """How many rows are kept."""
     admission: Admission = field(default_factory=Admission)
     """Which ids get a row."""
-    hash_stack: HashStack = field(default_factory=HashStack)
-    """Several rows of a small table for each id."""
-    share_rows: bool = False
-    """A feature group: equal values of different fields of this table are one row."""
 
     def __post_init__(self) -> None:
         CheckedByReaders.__post_init__(self)
-        fits = self.storage == "dtype" or self.dtype == "float32"
-        require(fits, "storage", self.storage, f"needs dtype float32, not {self.dtype}")
         self._check_initial()
-        self._check_fits("weight_bound", self.weight_bound)
         for option in fields(self.optimizer):
             value = getattr(self.optimizer, option.name)
             if isinstance(value, float):
@@ -194,27 +144,13 @@ class TableConfig(CheckedByReaders):
         rule = f"must be {', '.join(known)}, or a file that ends in .parquet"
         require(self.initial_file or self.initial in known, "initial", self.initial, rule)
         if self.initial_file:
+            # A row that goes would not come back with its vector.
             goes = self.capacity.limited or self.capacity.expire_after_steps is not None
-            for name, clashes in (
-                ("capacity", goes),  # a row that goes would not come back with its vector
-                ("hash_stack", self.hash_stack.rounds > 0),
-                ("storage", self.storage != "dtype"),
-            ):
-                rule = f"is a file, and {name} cannot go with it; leave {name} out"
-                require(not clashes, "initial", self.initial, rule)
+            rule = "is a file, and capacity cannot go with it; leave capacity out"
+            require(not goes, "initial", self.initial, rule)
         scale = self.initial_scale
-        for name in ("initial_scale", "initial_mean", "initial_shape"):
-            self._check_fits(name, getattr(self, name))
-        if self.storage != "dtype":
-            for name in ("initial_scale", "initial_mean"):
-                value = getattr(self, name)
-                most = _MOST_STORED[self.storage]
-                rule = f"must be at most {most:.5g} in size, which storage {self.storage} holds"
-                require(abs(value) <= most, name, value, rule, "lower it, or leave storage out")
+        self._check_fits("initial_scale", scale)
         require(scale >= 0 or self.initial == "constant", "initial_scale", scale, "must be >= 0")
-        if self.initial == "poisson":
-            rule = f"must be a rate of at most {MOST_POISSON_RATE:g} with initial poisson"
-            require(scale <= MOST_POISSON_RATE, "initial_scale", scale, rule)
 
     def _check_fits(self, name: str, value: float, or_zero: str = "0 or ") -> None:
         """Neither infinite nor zero once it is rounded to ``dtype``, but for 0 itself."""

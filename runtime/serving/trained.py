@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,15 +20,14 @@ from runtime.checkpoint.places import STATE, run_of
 from runtime.checkpoint.rows import load
 from runtime.checkpoint.whole import Checkpoint, find_checkpoint
 from runtime.config import EngineConfig, TrainConfig
-from runtime.data.batch import Batch, Field, Layout
-from runtime.data.ids import MAX_FIELDS, VALUE_BITS, VALUE_MASK
+from runtime.data.batch import Batch, Layout
+from runtime.data.ids import MAX_FIELDS, VALUE_BITS
 from runtime.data.open import open_source
 from runtime.data.parquet import parquet_batches, parquet_file
 from runtime.data.source import heads_taken_over, rebatch, refuse_other_columns
 from runtime.dense.state import drain_into, load_model
 from runtime.embedding.config import Admission, Capacity, TableConfig
 from runtime.embedding.native.extension import native
-from runtime.embedding.native.plan import Planner
 from runtime.embedding.native.store import NativeStore, open_table
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.files import BrokenFileError
@@ -245,7 +244,6 @@ class Vectors:
         self.values = values
         plain = replace(config, capacity=Capacity(), admission=Admission())
         self._empty = open_table(plain, seed, 1)
-        self._planner = Planner([Field(name="ids", table=config.name)], [config], 1)
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """[n, dim]: the rows of these ids, as they stand in a plan."""
@@ -265,16 +263,13 @@ class Vectors:
         return result
 
     def lookup(self, ids: np.ndarray) -> np.ndarray:
-        """[n, dim]: the vector of each id; of a hash stack the sum of its rows."""
-        nothing = np.empty((len(ids), 0), np.float32)
-        plan = self._planner.plan(Batch(ids, None, nothing, nothing))
-        rows = self.rows(plan.ids)[plan.inverse]
-        each = (len(ids), max(1, self.config.hash_stack.rounds), self.config.dim)
-        return cast(np.ndarray, rows.reshape(each).sum(1))
+        """[n, dim]: the vector of each id."""
+        distinct, which = np.unique(ids, return_inverse=True)
+        return self.rows(distinct)[which]
 
     def holds(self, ids: np.ndarray) -> np.ndarray:
-        """bool [n], whether each id has a row; not of a hash stack, whose rows many ids share."""
-        return np.isin(ids & VALUE_MASK if self.config.share_rows else ids, self.ids)
+        """bool [n], whether each id has a row."""
+        return np.isin(ids, self.ids)
 
 
 def ids_of(given: Any) -> np.ndarray:

@@ -14,7 +14,6 @@ from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.embedding.batch_rows import Handle
-from runtime.embedding.config import HashStack
 from runtime.executors.given_order import OrderedRun, constant_lag_order
 from runtime.rank.components import assemble
 from runtime.run import evaluate as evaluate_module
@@ -392,27 +391,6 @@ def test_ids_of_the_evaluated_part_with_a_row_are_counted_by_field():
     assert min(found.values()) > 0.2 and max(found.values()) < 0.8
     everything = evaluate(world.learner, world.model, world.worker, HeldOut(seen)).ids_with_row
     assert everything == dict.fromkeys(("user", "item", "tags"), 1.0)
-
-
-def test_an_id_of_a_hash_stack_has_a_row_where_all_its_rows_are_there():
-    """Fewer rows than ids, all of them seen: nothing is missing, and nothing breaks."""
-    source = ArraySource(96, ids_per_field=40)
-    stacked = replace(config(steps=4).rows, hash_stack=HashStack(rounds=3, rows_per_round=4))
-    world = run(replace(config(steps=4), rows=stacked), source)
-    found = evaluate(world.learner, world.model, world.worker, HeldOut(source)).ids_with_row
-    assert found == dict.fromkeys(("user", "item", "tags"), 1.0)
-    wide = replace(stacked, hash_stack=HashStack(rounds=3, rows_per_round=60))
-    few = run(replace(config(steps=1), rows=wide), source)
-    shares = evaluate(few.learner, few.model, few.worker, HeldOut(source)).ids_with_row
-    (batch,) = HeldOut(source)
-    plan = few.store.peek(batch).plans["rows"]
-    rows = np.zeros((len(batch.ids), 3), bool)
-    there = np.isin(plan.ids, few.store.export()["rows"][0])[plan.inverse]
-    rows[plan.occurrences] = there.reshape(-1, 3)
-    for number, (name, share) in enumerate(shares.items()):
-        here = rows[batch.field_of_ids() == number]
-        assert share == pytest.approx(here.all(1).mean()), name
-        assert 0 < share < here.any(1).mean(), "some ids have a part of their rows"
 
 
 def test_few_ids_with_a_row_are_warned_of():

@@ -53,9 +53,8 @@ def test_forwarded_lookahead_equals_sync(ahead, ranks, shards, kind, latency_s, 
     assert_same_bytes(sync, run(chosen, SOURCE))
 
 
-def test_rows_with_state_and_half_storage_go_on_lease_whole():
+def test_rows_with_state_go_on_lease_whole():
     base = config(ranks=2, optimizer=RowOptimizer(kind="adam", lr=0.1))
-    base = replace(base, rows=replace(base.rows, storage="bfloat16"))
     assert_same_bytes(run(base, SOURCE), run(changed(base, **FORWARDED, ahead=3), SOURCE))
 
 

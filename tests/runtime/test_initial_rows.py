@@ -92,8 +92,7 @@ def test_an_exports_rows_begin_another_run(folder):
         ({"vector": [[float("nan")] * 8] * 10}, [], "not finite"),
         ({"item": [1] * 10}, [], "stood there before"),
         ({}, ["--tables.items.capacity.rows", "5"], "capacity cannot go with it"),
-        ({}, ["--tables.items.hash-stack.rounds", "2"], "hash_stack cannot go with it"),
-        ({}, ["--rows.initial", "gama"], "uniform, normal, gamma"),
+        ({}, ["--rows.initial", "gama"], "uniform, normal, constant"),
     ],
 )
 def test_a_file_that_cannot_begin_rows_is_refused(folder, change, words, said, refused):

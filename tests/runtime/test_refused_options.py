@@ -38,9 +38,6 @@ WITH_REMEDY = {
     "--executor concurrent --workers 1": "--servers",
     "--data synthetic --data.validation-fraction 0.1": "synthetic stream",
     "--rows.optimizer.l1=0.9": "kind ftrl",
-    "--rows.initial-mean=1": "initial normal",
-    "--rows.storage=float16 --rows.initial-scale=1e30": "float16 holds",
-    "--rows.storage=bfloat16 --rows.initial-scale=3.4e38": "bfloat16 holds",
     "--mode hybrid --executor concurrent --servers 1 --delay-compensation 2": "--servers",
 }  # fmt: skip
 """What must be named: the option to type instead or with it, or the value that it needs."""

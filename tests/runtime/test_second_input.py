@@ -11,7 +11,6 @@ import torch
 
 from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
-from runtime.embedding.config import HashStack
 from runtime.executors.threads import ConcurrentRun
 from runtime.inference import open_model
 from runtime.rank import learner as learner_module
@@ -83,12 +82,10 @@ def test_a_model_of_two_tables_reads_each_with_its_own_width_and_rows(
     """Opened and exported, whose files are written in pieces here: as evaluation has it."""
     monkeypatch.setattr(trained, "_ROWS_AT_ONCE", 7)
     source = TwoTables(200, seed=1)
-    stack = {"rounds": 2, "rows_per_round": 9}
-    chosen = replace(config(shards=2), tables={"items": {"dim": 6, "hash_stack": stack}})
+    chosen = replace(config(shards=2), tables={"items": {"dim": 6}})
     world = run(chosen, source)
     tables = world.store.tables
     assert (tables["rows"].dim, tables["items"].dim) == (4, 6)
-    assert tables["items"].hash_stack == HashStack(**stack)
     checkpoint_of(world, tmp_path / "run")
     exported(tmp_path / "run", tmp_path / "out")
     batches = list(source.chunks("test"))

@@ -56,19 +56,15 @@ class Planner:
         self._numbers = {table.name: number for number, table in enumerate(every)}
         self._dims = np.array([t.dim for t in every])
         self._shards = shards
-        self._shapes = [
-            (t.dim, t.share_rows, t.hash_stack.rounds, t.hash_stack.rows_per_round) for t in every
-        ]
         self._table_of_field = np.array([self._numbers[f.table] for f in fields], np.int32)
 
     def plan(self, batch: Batch) -> BatchPlan:
-        """The inverse of a table with a hash stack has one entry for each round of each
-        occurrence."""
+        """Distinct ids, table by table, and which of them each occurrence is."""
         ids, spans, bounds, inverse, occurrences, starts, apart = native.plan_tables(
             np.ascontiguousarray(batch.ids),
             _NO_OFFSETS if batch.offsets is None else batch.offsets,
             self._table_of_field,
-            self._shapes,
+            self._dims.tolist(),
             int(VALUE_MASK),
             self._shards,
         )

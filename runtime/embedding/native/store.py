@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any
@@ -31,12 +30,6 @@ from runtime.embedding.native.plan import Planner, empty, open_handle
 from runtime.embedding.sharded import ShardedStore
 from runtime.embedding.store import TableSnapshot
 
-_STORAGE = {
-    ("dtype", "float32"): native.Storage.f32,
-    ("dtype", "float64"): native.Storage.f64,
-    ("float16", "float32"): native.Storage.f16,
-    ("bfloat16", "float32"): native.Storage.bf16,
-}
 _OPTIMIZERS = {"rowwise_adagrad": "adagrad_row", "rowwise_adam": "adam_row"}
 """Kinds that the kernels call otherwise."""
 _INDEX_BYTES_PER_ROW = 8 / 0.75  # a bucket has 8 bytes, three of four are full (kernels/index.hpp)
@@ -213,33 +206,25 @@ class NativeShard:
 
 def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     """An empty native table: the part of the rows that one of ``shards`` shards owns."""
-    # The optimiser, and how rows are stored.
+    # The optimiser, and how wide rows are.
     rule = config.optimizer
     options = native.Options()
     options.dim = config.dim
-    options.storage = _STORAGE[config.storage, config.dtype]
+    options.wide = config.dtype == "float64"
     kind = _OPTIMIZERS.get(rule.kind, rule.kind)
     options.optimizer = getattr(native.OptimizerKind, kind)
     options.initial_accumulator = rule.initial_accumulator
     options.eps = rule.epsilon
     options.l1 = rule.l1
     options.l2 = rule.l2
-    options.weight_bound = config.weight_bound
 
     # Initial values are a function of (seed, table, id) alone (law 10): this is the key of their
     # hash.
     key = hashlib.blake2b(f"{seed}/{config.name}".encode(), digest_size=8)
     options.key = int.from_bytes(key.digest(), "little")
-    initial = config.initial
-    scale = config.initial_scale
-    uniform = config.initial_file or initial == "inverse_sqrt"
-    options.initial = getattr(native.Initial, "uniform" if uniform else initial)
-    numbers = {
-        "inverse_sqrt": (1.0 / math.sqrt(config.dim), 0.0),
-        "normal": (config.initial_mean, scale),
-        "gamma": (config.initial_shape, scale),
-    }
-    options.initial_a, options.initial_b = numbers.get(initial, (scale, 0.0))
+    initial = "uniform" if config.initial_file else config.initial
+    options.initial = getattr(native.Initial, initial)
+    options.initial_scale = config.initial_scale
 
     # Who gets a row, and when it expires.
     options.admission_probability = config.admission.probability

@@ -10,8 +10,7 @@ import hashlib
 
 import numpy as np
 
-from runtime.data.ids import VALUE_MASK, hash_texts, mix64
-from runtime.embedding.config import HashStack
+from runtime.data.ids import hash_texts, mix64
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: splitmix64's increment
 
@@ -31,20 +30,6 @@ def uniform_rows(key: int, ids: np.ndarray, dim: int, scale: float, dtype: str) 
     counters = (np.arange(1, dim + 1, dtype=np.uint64)) * _GOLDEN
     bits = mix64(base[:, None] + counters[None, :]) >> np.uint64(11)
     return ((bits.astype(np.float64) * 2.0**-52 - 1.0) * scale).astype(dtype)
-
-
-def stacked(ids: np.ndarray, stack: HashStack) -> np.ndarray:
-    """uint64 [N * rounds]: the rows that each id is made of, in the order of rounds.
-
-    The field's number stays in the top bits, so every field has a small table of its own.
-    """
-    rows = np.uint64(stack.rows_per_round)
-    parts = np.empty((len(ids), stack.rounds), np.uint64)
-    hashes = ids
-    for number in range(stack.rounds):
-        hashes = mix64(hashes + np.uint64(1))
-        parts[:, number] = (ids & ~VALUE_MASK) | (hashes % rows + np.uint64(number) * rows)
-    return parts.ravel()
 
 
 def hash_text(value: str) -> int:

@@ -18,7 +18,7 @@ from tests.runtime.embedding.conftest import OneTable, save, snapshots
 ADAM = RowOptimizer(kind="adam")
 TABLES: list[dict[str, Any]] = [
     {"dim": 4, "optimizer": ADAM},
-    {"dim": 3, "storage": "bfloat16", "capacity": Capacity(rows=60)},
+    {"dim": 3, "capacity": Capacity(rows=60)},
     {"dim": 3, "capacity": Capacity(rows=60, expire_after_steps=8)},
     {"dim": 2, "admission": Admission(probability=0.5)},
 ]

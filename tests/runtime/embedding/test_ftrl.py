@@ -172,14 +172,3 @@ def test_state_is_one_number_an_element_and_two_where_l1_holds_gradients_back(l1
     table = OneTable(dim=8, optimizer=RowOptimizer(kind="ftrl", l1=l1))
     step(table, 0, 1.0)
     assert table.store.export()["rows"][2].shape == (1, floats)
-
-
-def test_under_a_weight_bound_a_row_turns_round_at_once(one_table):
-    """A clamped value is where the next step begins; no sum of gradients lies hidden behind it."""
-    rule = RowOptimizer(kind="ftrl", lr=1.0)
-    table = one_table(dim=8, optimizer=rule, initial_scale=0.0, weight_bound=0.5)
-    for number in range(50):
-        step(table, number, -1.0)
-    assert element(table) == 0.5
-    step(table, 50, 1.0)
-    assert element(table) < 0.4

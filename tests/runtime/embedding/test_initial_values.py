@@ -9,19 +9,15 @@ from runtime.embedding.config import Capacity
 
 MOMENTS = {
     "uniform": (0.0, 0.2**2 / 3),
-    "normal": (0.5, 0.2**2),
-    "gamma": (2.5 * 0.2, 2.5 * 0.2**2),
-    "poisson": (0.2, 0.2),
-    "inverse_sqrt": (0.0, 1 / 8 / 3),
+    "normal": (0.0, 0.2**2),
     "constant": (0.2, 0.0),
 }
 
 
 @pytest.mark.parametrize("kind", sorted(MOMENTS))
 def test_mean_and_variance_are_those_of_the_distribution(one_table, kind):
-    config = {} if kind == "inverse_sqrt" else {"initial_scale": 0.2}
-    config |= {"normal": {"initial_mean": 0.5}, "gamma": {"initial_shape": 2.5}}.get(kind, {})
-    values = one_table(dim=8, initial=kind, **config).values(np.arange(25_000)).astype(np.float64)
+    table = one_table(dim=8, initial=kind, initial_scale=0.2)
+    values = table.values(np.arange(25_000)).astype(np.float64)
     mean, variance = MOMENTS[kind]
     assert values.mean() == pytest.approx(mean, abs=5 * (variance / values.size) ** 0.5 + 1e-6)
     assert values.var() == pytest.approx(variance, rel=0.03, abs=1e-9)
@@ -30,10 +26,9 @@ def test_mean_and_variance_are_those_of_the_distribution(one_table, kind):
 
 
 @pytest.mark.parametrize("kind", sorted(MOMENTS))
-@pytest.mark.parametrize("storage", ["dtype", "float16", "bfloat16"])
 @pytest.mark.law10
-def test_eviction_sharding_and_restart_give_the_same_values(one_table, kind, storage):
-    config = {"dim": 4, "initial": kind, "storage": storage, "seed": 9}
+def test_eviction_sharding_and_restart_give_the_same_values(one_table, kind):
+    config = {"dim": 4, "initial": kind, "seed": 9}
     ids = np.arange(30)
     fresh = one_table(**config).values(ids)
     created = one_table(shards=3, **config).look_up(ids)

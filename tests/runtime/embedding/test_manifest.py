@@ -247,7 +247,7 @@ def test_what_is_in_the_checkpoint_and_what_in_the_store_is_said(tmp_path):
     ]:
         with pytest.raises(ValueError, match=said):
             load(store("a", "b", **config), tmp_path)
-    load(store("a", "b", optimizer=RowOptimizer(lr=0.5), weight_bound=1.0), tmp_path)
+    load(store("a", "b", optimizer=RowOptimizer(lr=0.5)), tmp_path)
 
 
 def test_a_folder_that_is_none_and_a_copy_of_a_checkpoint(one_table, saved):

@@ -12,42 +12,27 @@ from hypothesis import strategies as st
 from runtime.embedding.config import (
     Admission,
     Capacity,
-    HashStack,
     RowOptimizer,
     TableConfig,
 )
 
 UNREAD: list[tuple[Any, dict[str, Any], str]] = [
-    (HashStack, {"rows_per_round": 9}, "only used with rounds >= 1"),
-    (TableConfig, {"initial_mean": 0.1}, "only used with initial normal"),
-    (TableConfig, {"initial_shape": 2.0}, "only used with initial gamma"),
-    (TableConfig, {"initial": "inverse_sqrt", "initial_scale": 0.1}, "only used with an initial"),
     (RowOptimizer, {"l1": 0.5}, "only used with kind ftrl; remove it"),
     (RowOptimizer, {"kind": "adam", "initial_accumulator": 0.1}, "only used with kind adag"),
 ]
 FINITE = "must be a finite number"
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
-    (TableConfig, {"weight_bound": math.nan}, FINITE),
-    (TableConfig, {"weight_bound": math.inf}, FINITE),
-    (TableConfig, {"weight_bound": -1.0}, "must be >= 0"),
-    (TableConfig, {"weight_bound": 1e-60}, "must be 0 or between 1e-45 and 3e.38 in size"),
+    (TableConfig, {"initial_scale": -1.0}, "must be >= 0"),
+    (TableConfig, {"initial_scale": 1e-60}, "must be 0 or between 1e-45 and 3e.38 in size"),
     (TableConfig, {"initial": "constant", "initial_scale": math.inf}, FINITE),
     (TableConfig, {"initial": "constant", "initial_scale": -1e39}, "must .* which float32 holds"),
-    (TableConfig, {"initial": "poisson", "initial_scale": 1e4}, "must be a rate of at most 700"),
     (TableConfig, {"dim": 500_000_000_000}, "must be <= 65,536"),
     (TableConfig, {"dim": 0}, "must be >= 1"),
     (TableConfig, {"dim": 2.5}, "must be a whole number"),
     (TableConfig, {"dtype": "float16"}, "must be one of float32, float64"),
     (TableConfig, {"initial": "uniforme"}, "must be uniform, normal, .*, or a file"),
-    (TableConfig, {"dtype": "float64", "storage": "float16"}, "needs dtype float32, not float64"),
     (Capacity, {"rows": 2**64}, "must fit into 64 bits"),
     (Capacity, {"expire_after_steps": 2**32}, "must be <= 4,294,967,295"),
-    (
-        HashStack,
-        {"rounds": 2, "rows_per_round": 2**56},
-        r"must .* is at most 2\*\*56",
-    ),
-    (HashStack, {"rounds": 10**9}, "must be <= 64"),
     (Admission, {"probability": math.nan}, FINITE),
     (Admission, {"probability": 0.0}, "must be > 0"),
     (RowOptimizer, {"kind": "Adam"}, "must be one of sgd, adagrad"),
@@ -69,9 +54,7 @@ def test_what_nothing_reads_or_cannot_be_is_refused_with_name_value_and_rule(kin
 NUMBERS = st.one_of(st.integers(), st.floats(), st.none(), st.text(max_size=3), st.booleans())
 
 
-@given(
-    field=st.sampled_from(["dim", "initial_scale", "weight_bound", "initial_mean"]), value=NUMBERS
-)
+@given(field=st.sampled_from(["dim", "initial_scale"]), value=NUMBERS)
 def test_any_value_is_taken_or_refused_in_one_sentence(field, value):
     try:
         table = TableConfig(**{field: value})

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from runtime.data.batch import Batch, Field
 from runtime.data.ids import VALUE_BITS, tag
 from runtime.embedding.batch_rows import shard_of
-from runtime.embedding.config import HashStack, TableConfig
+from runtime.embedding.config import TableConfig
 from runtime.embedding.native.extension import native
 from runtime.embedding.native.plan import Planner
-from tests.oracles.reference.initial import stacked
 from tests.runtime.embedding.test_index_model import unmix64
 
 
@@ -69,17 +68,10 @@ def test_what_an_earlier_call_left_behind_is_never_found_again():
 @given(seed=st.integers(0, 10**6), bags=st.booleans(), shards=st.sampled_from([1, 3]))
 @settings(max_examples=40, deadline=None)
 def test_one_call_plans_every_table_of_a_batch(seed, bags, shards):
-    """Fields of three tables in turn: plain, shared by two, and a stack; bags may be empty."""
+    """Fields of three tables in turn, of which two share one; bags may be empty."""
     rng = np.random.default_rng(seed)
-    fields = [
-        Field(name=f"f{k}", table=t) for k, t in enumerate(("plain", "both", "stack", "both"))
-    ]
-    stack = HashStack(rounds=2, rows_per_round=5)
-    tables = [
-        TableConfig(name="both", share_rows=True),
-        TableConfig(name="stack", hash_stack=stack),
-        TableConfig(name="plain"),
-    ]
+    fields = [Field(name=f"f{k}", table=t) for k, t in enumerate(("plain", "both", "wide", "both"))]
+    tables = [TableConfig(name="both"), TableConfig(name="wide", dim=16), TableConfig(name="plain")]
     lengths = rng.integers(0, 4, 9 * 4) if bags else np.ones(9 * 4, np.int64)
     field_of_id = np.repeat(np.tile(np.arange(4), 9), lengths)
     values = rng.integers(0, 12, len(field_of_id)).astype(np.uint64)
@@ -87,15 +79,11 @@ def test_one_call_plans_every_table_of_a_batch(seed, bags, shards):
     empty = np.zeros((9, 1), np.float32)
     offsets = np.r_[0, np.cumsum(lengths)] if bags else None
     plans = Planner(fields, tables, shards).plan(Batch(ids, offsets, empty, empty))
-    assert list(plans) == ["both", "stack", "plain"]
-    for name, own in (("both", (1, 3)), ("stack", (2,)), ("plain", (0,))):
+    assert list(plans) == ["both", "wide", "plain"]
+    for name, own in (("both", (1, 3)), ("wide", (2,)), ("plain", (0,))):
         found, where = plans[name], np.flatnonzero(np.isin(field_of_id, own))
         np.testing.assert_array_equal(found.occurrences, where)
-        wanted = {
-            "both": ids[where] & np.uint64(2**VALUE_BITS - 1),
-            "stack": stacked(ids[where], stack),
-            "plain": ids[where],
-        }[name]
+        wanted = ids[where]
         np.testing.assert_array_equal(found.ids[found.inverse], wanted)
         assert len(found.ids) == len(np.unique(wanted)) == found.bounds[-1]
         owners = np.repeat(np.arange(shards), np.diff(found.bounds))
@@ -123,13 +111,11 @@ def many(bags: bool, tagged: bool) -> Batch:
 @pytest.mark.parametrize("bags", [False, True])
 @pytest.mark.parametrize("tagged", [False, True])
 @pytest.mark.parametrize("tables", [
-    {}, {"shards": 3}, {"hash_stack": HashStack(rounds=2, rows_per_round=500)},
-    {"share_rows": True}, {"apart": True},
+    {}, {"shards": 3}, {"apart": True},
 ], ids=str)  # fmt: skip
 def test_threads_that_share_the_merge_number_ids_as_one_does(bags, tagged, tables):
-    more = dict(tables)
-    shards, has_two = more.pop("shards", 1), more.pop("apart", False)
-    configs = [TableConfig(**more)] + [TableConfig(name="other")] * has_two
+    shards, has_two = tables.get("shards", 1), tables.get("apart", False)
+    configs = [TableConfig()] + [TableConfig(name="other")] * has_two
     fields = [Field(name=f.name, table="other") if has_two and k == 2 else f
               for k, f in enumerate(FIELDS)]  # fmt: skip
     batch = many(bags, tagged)
@@ -147,8 +133,7 @@ def test_threads_that_share_the_merge_number_ids_as_one_does(bags, tagged, table
             wanted, given_by = getattr(alone, name), getattr(plan_of_threads, name)
             np.testing.assert_array_equal(given_by, wanted, err_msg=name)
         # A table of one field has no row of two, whatever its ids are.
-        first = tagged and "share_rows" not in more
-        assert plan_of_threads.apart == ((first, True) if has_two else (first,))
+        assert plan_of_threads.apart == ((tagged, True) if has_two else (tagged,))
 
 
 @pytest.mark.parametrize("wrong", ["one id of another field", "a field with another's number"])

@@ -70,8 +70,3 @@ def test_ftrl_proximal(one_table):
         w[t] = -shrunk / ((1.0 + np.sqrt(n[t])) / 0.1 + 0.05)
     np.testing.assert_allclose(found, w, rtol=1e-10, atol=1e-12)
     assert (found == 0).any()
-
-
-def test_weight_bound_clamps_after_the_step(one_table):
-    found, _ = run(one_table, RowOptimizer(kind="sgd", lr=1.0), weight_bound=0.5)
-    assert np.abs(found).max() == 0.5

@@ -20,9 +20,8 @@ from tests.runtime.embedding.conftest import OneTable, collected, snapshots
 ADAM = RowOptimizer(kind="adam")
 CONFIGS: list[dict[str, Any]] = [
     {"dim": 3, "optimizer": ADAM},
-    {"dim": 3, "storage": "bfloat16", "capacity": Capacity(rows=60)},
+    {"dim": 3, "capacity": Capacity(rows=60)},
     {"dim": 3, "capacity": Capacity(rows=60, expire_after_steps=4)},
-    {"dim": 3, "storage": "float16", "capacity": Capacity(rows=60, expire_after_steps=4)},
     {"dim": 2, "capacity": Capacity(expire_after_steps=3)},
     {"dim": 2, "admission": Admission(probability=0.5)},
 ]

@@ -18,10 +18,9 @@ import torch
 from runtime.checkpoint.whole import find_checkpoint
 from runtime.config import ModelConfig
 from runtime.data.batch import Batch, Field, Layout
-from runtime.data.ids import mix64
 from runtime.data.source import rebatch
 from runtime.embedding.batch_rows import FieldVectors
-from runtime.embedding.config import Capacity, HashStack, TableConfig
+from runtime.embedding.config import TableConfig
 from runtime.files import BrokenFileError, write_sealed
 from runtime.inference import Model, open_model
 from runtime.models.networks import BUILT_IN
@@ -29,7 +28,7 @@ from runtime.run.evaluate import evaluate
 from runtime.serving import network
 from runtime.serving.exported import Exported, export
 from runtime.serving.network import read_weights, score_with
-from runtime.serving.trained import Vectors, open_trained, read_vectors
+from runtime.serving.trained import open_trained, read_vectors
 from tests.oracles.reference.initial import table_key, uniform_rows
 from tests.runtime.serving.trained_runs import checkpoint_of
 from tests.runtime.worlds import ArraySource, World, config, run
@@ -65,20 +64,6 @@ def folders(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     checkpoint_of(world, place / "run")
     exported(place / "run", place / "out")
     return place / "run", place / "out"
-
-
-def test_vectors_of_fields_that_share_rows_are_those_of_the_value_alone(tmp_path):
-    shared = config()
-    world = run(replace(shared, rows=replace(shared.rows, share_rows=True)), SOURCE)
-    checkpoint_of(world, tmp_path / "run")
-    model, batch = open_model(tmp_path / "run"), next(iter(SOURCE.chunks("train")))
-    assert all(have.all() for have in model.ids_with_row(batch).values())
-    (table,) = model.tables
-    seen = np.unique(batch.ids)
-    rows = dict(zip(*world.store.export()[table][:2], strict=True))
-    expected_rows = [rows[int(i) & (2**56 - 1)] for i in seen.tolist()]
-    assert (model.lookup(table, seen) == np.array(expected_rows)).all()
-    np.testing.assert_allclose(predicted(model), expected(world), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["run", "export"])
@@ -166,32 +151,6 @@ def test_batches_of_ids_never_seen_are_predicted_as_evaluation_does(world, folde
     found = open_model(folders[1]).predict(batch)
     np.testing.assert_allclose(found, ours, rtol=0, atol=1e-6)
     assert open_model(folders[1]).predict(batch.rows(0, 0)).shape == (0, 2)
-
-
-@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
-def test_rows_of_half_storage_and_their_misses_are_read_as_in_training(tmp_path, storage):
-    rows = TableConfig(dim=4, storage=storage, capacity=Capacity(rows=60), initial="normal")
-    world = run(replace(config(shards=2), rows=rows), SOURCE)
-    checkpoint_of(world, tmp_path)
-    model = open_model(tmp_path)
-    np.testing.assert_allclose(predicted(model), expected(world), rtol=0, atol=1e-6)
-    one = Batch(np.repeat(UNKNOWN, 3), None, np.zeros((50, 2)), np.zeros((50, 2)))
-    handle = world.store.peek(one)
-    seen = handle.values["rows"][np.argsort(handle.plans["rows"].ids)]
-    np.testing.assert_array_equal(model.lookup("rows", UNKNOWN), seen)
-
-
-def test_an_id_of_a_hash_stack_is_the_sum_of_its_rows():
-    stack = HashStack(rounds=2, rows_per_round=7)
-    table = TableConfig(dim=3, hash_stack=stack, initial_scale=0.5)
-    rows, hashes = [], np.array([12], np.uint64)
-    for number in range(2):
-        hashes = mix64(hashes + np.uint64(1))
-        rows.append(hashes % np.uint64(7) + np.uint64(number * 7))
-    there = np.array([[1.0, 2.0, 3.0]], np.float32)
-    fresh = uniform_rows(table_key(9, "rows"), rows[1], 3, 0.5, "float32")
-    vectors = Vectors(table, 9, rows[0], there)
-    np.testing.assert_array_equal(vectors.lookup(np.array([12], np.uint64)), there + fresh)
 
 
 @pytest.mark.long
