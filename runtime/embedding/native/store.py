@@ -210,7 +210,7 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     rule = config.optimizer
     options = native.Options()
     options.dim = config.dim
-    options.wide = config.dtype == "float64"
+    options.storage = native.Storage.f64 if config.dtype == "float64" else native.Storage.f32
     kind = _OPTIMIZERS.get(rule.kind, rule.kind)
     options.optimizer = getattr(native.OptimizerKind, kind)
     options.initial_accumulator = rule.initial_accumulator
@@ -224,7 +224,8 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options.key = int.from_bytes(key.digest(), "little")
     initial = "uniform" if config.initial_file else config.initial
     options.initial = getattr(native.Initial, initial)
-    options.initial_scale = config.initial_scale
+    scale = config.initial_scale
+    options.initial_a, options.initial_b = (0.0, scale) if initial == "normal" else (scale, 0.0)
 
     # Who gets a row, and when it expires.
     options.admission_probability = config.admission.probability

@@ -156,23 +156,26 @@ void bind_words(nb::module_& module, const char* name, std::initializer_list<con
 }
 
 void bind_options(nb::module_& module) {
+  bind_words<Storage>(module, "Storage", {"f32", "f64", "f16", "bf16"});
   bind_words<OptimizerKind>(module, "OptimizerKind", {"sgd", "adagrad", "adagrad_row", "adam",
                                                       "adam_row", "ftrl"});
-  bind_words<Initial>(module, "Initial", {"uniform", "normal", "constant"});
+  bind_words<Initial>(module, "Initial", {"uniform", "normal", "gamma", "poisson", "constant"});
   bind_words<Eviction>(module, "Eviction", {"none", "lru"});
 
   nb::class_<Options>(module, "Options")
       .def(nb::init<>())
       .def_rw("dim", &Options::dim)
-      .def_rw("wide", &Options::wide)
+      .def_rw("storage", &Options::storage)
       .def_rw("optimizer", &Options::optimizer)
       .def_rw("initial_accumulator", &Options::initial_accumulator)
       .def_rw("eps", &Options::eps)
       .def_rw("l1", &Options::l1)
       .def_rw("l2", &Options::l2)
+      .def_rw("weight_bound", &Options::weight_bound)
       .def_rw("key", &Options::key)
       .def_rw("initial", &Options::initial)
-      .def_rw("initial_scale", &Options::initial_scale)
+      .def_rw("initial_a", &Options::initial_a)
+      .def_rw("initial_b", &Options::initial_b)
       .def_rw("eviction", &Options::eviction)
       .def_rw("capacity_rows", &Options::capacity_rows)
       .def_rw("admission_probability", &Options::admission_probability)

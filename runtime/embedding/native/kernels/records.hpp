@@ -95,8 +95,8 @@ class Records {
     set_word(slot, word(slot) & ~flag);
   }
 
-  // Counts one optimiser step on each of these distinct slots.
-  void count_writes(const uint32_t* slots, size_t n) {
+  // Counts one optimiser step on each of these distinct slots; tells the new counts.
+  void count_writes(const uint32_t* slots, size_t n, uint32_t* counts) {
     for (size_t i = 0; keeper_ && i < n; ++i) keeper_->keep(slots[i]);
     char* const first = pages_.data();
     const size_t bytes = bytes_;
@@ -105,6 +105,7 @@ class Records {
       uint32_t now = load<uint32_t>(word) | kChanged;
       now = (now & kMostWrites) == kMostWrites ? now - kMostWrites / 2 : now + 1;
       store(word, now);
+      counts[i] = now & kMostWrites;
     }
   }
   // A fresh row in this slot: old handles of the slot become invalid.

@@ -142,7 +142,9 @@ class Table {
   void use(uint32_t slot, uint32_t step);
   uint32_t now(int64_t step);
   uint64_t expired_now() const;
+  void copy_values(const char* row, char* out) const;
   void write_initial(uint64_t id, char* to) const;
+  void copy_initial(uint64_t id, char* out) const;
   static int64_t handle_of(uint32_t slot, uint64_t counters) {
     return static_cast<int64_t>(counters >> 32 << 32 | slot);
   }
