@@ -165,13 +165,6 @@ class Store:
         except FileNotFoundError:
             return None
 
-    def copy(self, name: str, to: Store) -> None:
-        """Copy a file to another folder of the store; nothing travels where it does that alone."""
-        at = self._at(name)
-        there = to._at(name)
-        what = f"{self.url}/{name} cannot be copied"
-        self._again(what, lambda _: self._system.cp_file(at, there))
-
     def info(self, name: str) -> dict[str, Any] | None:
         """What the store says of a file, its ``size`` for one; None where there is none."""
         at = self._at(name)

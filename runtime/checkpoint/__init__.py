@@ -1,1 +1,1 @@
-"""Rows and optimiser state on disk: atomic, checksummed, incremental."""
+"""Rows and optimiser state on disk: atomic, checksummed."""

@@ -30,58 +30,44 @@ from runtime.object_store import Store, opened_file, url_of
 if TYPE_CHECKING:
     from runtime.embedding.native.store import NativeShard  # loads the compiled kernels
 
-FORMAT = "persia-testbed-embedding-6"
+FORMAT = "persia-testbed-embedding-7"
 MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one save wrote: all rows, or, behind another part, the changes since that one."""
-
-    name: str
-    """12 hex digits, different in each part."""
-    digests: list[str]
-    """One for the file of each shard."""
-
-    def file_of(self, shard: int) -> str:
-        """The name of a shard's file, beside the manifest."""
-        return f"{self.name}-shard-{shard:04d}.rows"
-
-    @property
-    def files(self) -> list[str]:
-        """The names of all its files, by shard."""
-        return [self.file_of(shard) for shard in range(len(self.digests))]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardManifest:
-    """A checkpoint in words; parts are loaded in their order."""
+    """A checkpoint in words."""
 
     seed: int
     tables: dict[str, dict[str, Any]]
     """Per table its configuration as it was saved."""
-    parts: list[Part]
+    name: str
+    """12 hex digits, different in each save."""
+    digests: list[str]
+    """One for the file of each shard."""
     format: str = FORMAT
 
     def __post_init__(self) -> None:
         """What holds between the fields, and makes the names of files safe."""
         require(bool(self.tables), "tables", "empty", "must have a key per table")
-        require(bool(self.parts), "parts", "empty", "must be a list of one or more saves")
-        names = [part.name for part in self.parts]
-        for number, part in enumerate(self.parts):
-            at = f"parts[{number}]"
-            digests = part.digests
-            safe = re.fullmatch(r"[0-9a-f]{12}", part.name) is not None
-            require(safe, f"{at}.name", part.name[:80], "must be 12 hex digits")
-            fresh = part.name not in names[:number]
-            rule = "must be different from those of the parts before"
-            require(fresh, f"{at}.name", part.name, rule)
-            several = bool(digests) and len(set(digests)) == len(digests)
-            require(several, f"{at}.digests", digests, "must be one for each shard, all different")
+        safe = re.fullmatch(r"[0-9a-f]{12}", self.name) is not None
+        require(safe, "name", self.name[:80], "must be 12 hex digits")
+        several = bool(self.digests) and len(set(self.digests)) == len(self.digests)
+        require(several, "digests", self.digests, "must be one for each shard, all different")
+
+    @property
+    def files(self) -> list[str]:
+        """The names of its files, by shard."""
+        return [file_of(self.name, shard) for shard in range(len(self.digests))]
 
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest at once; the new name is on the disk when this returns."""
         write_sealed(folder / MANIFEST, self)
+
+
+def file_of(name: str, shard: int) -> str:
+    """The name of a shard's file of a save, beside the manifest."""
+    return f"{name}-shard-{shard:04d}.rows"
 
 
 def read_manifest(folder: Path) -> ShardManifest:
@@ -142,7 +128,6 @@ _COLUMNS = {
     "words": ("<u4", 1),
     "stamps": ("<u4", 1),
     "rows": ("|u1", 2),
-    "removed": ("<u8", 1),
 }
 """Type and number of dimensions of each array of a table."""
 
@@ -158,8 +143,6 @@ class Arrays(NamedTuple):
     """uint32 [n], last used at step; empty where rows do not expire."""
     rows: np.ndarray
     """uint8 [n, bytes per row], as stored."""
-    removed: np.ndarray
-    """uint64: ids that went since the part before this one."""
     latest_step: int
     """The last step seen."""
 
@@ -181,14 +164,13 @@ class Arrays(NamedTuple):
         require(within, "latest_step", self.latest_step, "must be a step")
 
     def where(self, rows: np.ndarray) -> Arrays:
-        """The rows that are marked, or in this order; none of the removed is in a part before."""
+        """The rows that are marked, or in this order."""
         stamps = self.stamps[rows] if len(self.stamps) else self.stamps
         return self._replace(
             ids=self.ids[rows],
             words=self.words[rows],
             stamps=stamps,
             rows=self.rows[rows],
-            removed=self.removed[:0],
         )
 
 
@@ -223,8 +205,8 @@ def _see_store(store: Store, mark: str, suffix: str) -> None:
     store.remove(f"{mark}-{suffix}")
 
 
-def write_rows(server: NativeShard, *, folder: str, part: str) -> dict[str, Any]:
-    """Write what was frozen as this server's file of a part; gives what `Written` says.
+def write_rows(server: NativeShard, *, folder: str, save: str) -> dict[str, Any]:
+    """Write what was frozen as this server's file of a save; gives what `Written` says.
 
     The file has its name when it is whole. Where the folder is a URL, it is written on this host
     and sent. Raises OSError that names it; then nothing is left.
@@ -233,8 +215,8 @@ def write_rows(server: NativeShard, *, folder: str, part: str) -> dict[str, Any]
     tables = server.collect()
     columns = {f"{t}/{c}": np.asarray(s[c]) for t, s in tables.items() for c in _COLUMNS}
     steps = {t: s["latest_step"] for t, s in tables.items()}
-    facts = {"part": part, "shard": server.shard, "latest_step": steps}
-    name = Part(name=part, digests=[]).file_of(server.shard)
+    facts = {"save": save, "shard": server.shard, "latest_step": steps}
+    name = file_of(save, server.shard)
 
     # To a store by way of this host's disk, or to the folder itself.
     url = url_of(folder)
@@ -269,18 +251,16 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
     seed = None if values_only else server.seed
     check_same_rows(manifest, configs, seed, url_of(folder) or folder)
 
-    # This server's rows of each part, which then fill its tables in the order of the saves.
-    behind: dict[tuple[int, str], tuple[int, list[np.ndarray]]] = {}
-    tables = [  # from the last part on, which knows what became of the rows of earlier ones
-        (name, _as_created(server, name, arrays) if values_only else arrays)
-        for part in reversed(manifest.parts)
-        for name, arrays in _rows_of_shard(
-            server, folder, manifest, part, behind, values_only
-        ).items()
-    ]
-    for name, arrays in reversed(tables):
-        server.tables[name].restore(**arrays._asdict(), keep_present=False)
+    # All of this server's rows, and only then do they fill its tables.
+    rows = _rows_of_shard(server, folder, manifest, living_only=values_only)
+    for name, arrays in rows.items():
+        _restore(server, name, _as_created(server, name, arrays) if values_only else arrays)
     return {}
+
+
+def _restore(server: NativeShard, table: str, arrays: Arrays) -> None:
+    """Put rows into an empty table."""
+    server.tables[table].restore(**arrays._asdict(), removed=arrays.ids[:0], keep_present=False)
 
 
 def load_vectors(server: NativeShard, *, table: str, file: str, digest: str) -> dict[str, Any]:
@@ -291,49 +271,37 @@ def load_vectors(server: NativeShard, *, table: str, file: str, digest: str) -> 
     ids, values = arrays["ids"][here], np.ascontiguousarray(arrays["values"][here])
     nothing = np.empty(0, np.uint32)
     rows = values.view(np.uint8).reshape(len(ids), -1)
-    found = Arrays(ids, nothing, nothing, rows, ids[:0], latest_step=0)
-    server.tables[table].restore(**_as_created(server, table, found)._asdict(), keep_present=False)
+    found = Arrays(ids, nothing, nothing, rows, latest_step=0)
+    _restore(server, table, _as_created(server, table, found))
     return {}
 
 
 def _rows_of_shard(
-    server: NativeShard,
-    folder: str,
-    manifest: ShardManifest,
-    part: Part,
-    behind: dict[tuple[int, str], tuple[int, list[np.ndarray]]],
-    living_only: bool,
+    server: NativeShard, folder: str, manifest: ShardManifest, *, living_only: bool
 ) -> dict[str, Arrays]:
-    """Per table the server's rows in one part. ``behind``: the latest step and the ids of the parts
-    behind it, by old shard and table; its own are added.
+    """Per table the server's rows.
 
-    Rows that have expired and rows of those ids are left out where nothing depends on them, else a
-    table with less room would evict others for them.
+    Rows that have expired are left out where nothing depends on them, else a table with less room
+    would evict others for them.
     With another number of shards, the order of recency is that of each old shard, interleaved.
     """
     # With as many shards as before each file is one server's; else all are read and the rows sorted
     # out.
-    alone = len(part.digests) == server.shards
+    alone = len(manifest.digests) == server.shards
     parts = defaultdict[str, list[tuple[Arrays, np.ndarray]]](list)
-    for number in [server.shard] if alone else range(len(part.digests)):
-        saved = _read_shard(folder, part, number)
+    for number in [server.shard] if alone else range(len(manifest.digests)):
+        saved = _read_shard(folder, manifest, number)
         if saved.keys() != manifest.tables.keys():
             raise BrokenFileError(
-                f"{folder}/{part.file_of(number)} holds the tables {', '.join(sorted(saved))}, its"
-                f" manifest has {', '.join(sorted(manifest.tables))}"
+                f"{folder}/{manifest.files[number]} holds the tables {', '.join(sorted(saved))},"
+                f" its manifest has {', '.join(sorted(manifest.tables))}"
             )
         for name in manifest.tables:
             table = saved[name]
             before = manifest.tables[name]
             now = server.configs[name]
-
-            # Later parts have the newer values of a row, and know which rows have gone.
-            latest, known = behind.get((number, name), (0, []))
-            latest = max(latest, table.latest_step)
-            ids = (table.ids, table.removed)
-            behind[number, name] = latest, [*known, *ids]
             if living_only or not alone or before.get("capacity") != asdict(now.capacity):
-                table = _living(table, before, latest, known)
+                table = _living(table, before)
 
             # The order of recency stays, also between rows that come from several old shards.
             age = np.arange(len(table.ids)) / max(len(table.ids), 1)
@@ -356,16 +324,13 @@ def _merged(shards: Sequence[Arrays], ages: Sequence[np.ndarray]) -> Arrays:
     return Arrays(**every, latest_step=max(s.latest_step for s in shards)).where(order)
 
 
-def _living(arrays: Arrays, saved: dict[str, Any], step: int, others: list[np.ndarray]) -> Arrays:
-    """Without rows that had expired in the saved table, and those of other ids."""
-    counts = np.ones(len(arrays.ids), bool)
+def _living(arrays: Arrays, saved: dict[str, Any]) -> Arrays:
+    """Without rows that had expired in the saved table."""
     capacity = saved.get("capacity")
-    if others:
-        counts &= ~np.isin(arrays.ids, np.concatenate(others))
     expiry = capacity.get("expire_after_steps") if isinstance(capacity, dict) else None
-    if isinstance(expiry, int) and len(arrays.stamps):
-        counts &= arrays.stamps.astype(np.int64) >= step - expiry
-    return arrays.where(counts)
+    if not (isinstance(expiry, int) and len(arrays.stamps)):
+        return arrays
+    return arrays.where(arrays.stamps.astype(np.int64) >= arrays.latest_step - expiry)
 
 
 def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:
@@ -383,10 +348,10 @@ def _as_created(server: NativeShard, name: str, saved: Arrays) -> Arrays:
     )
 
 
-def _read_shard(folder: str, part: Part, shard: int) -> dict[str, Arrays]:
+def _read_shard(folder: str, manifest: ShardManifest, shard: int) -> dict[str, Arrays]:
     """Per table the rows of one file."""
-    digest = part.digests[shard]
-    with opened_file(folder, part.file_of(shard), digest) as file:
+    digest = manifest.digests[shard]
+    with opened_file(folder, manifest.files[shard], digest) as file:
         facts, arrays = read_arrays(file, digest)
     try:
         steps = {str(table): int(step) for table, step in facts["latest_step"].items()}
@@ -398,5 +363,5 @@ def _read_shard(folder: str, part: Part, shard: int) -> dict[str, Arrays]:
             table.check()
         return tables
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        name = f"{folder}/{part.file_of(shard)}"
+        name = f"{folder}/{manifest.files[shard]}"
         raise BrokenFileError(f"{name} is not what a server writes: {error}") from None

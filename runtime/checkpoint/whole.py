@@ -378,9 +378,9 @@ def read_whole(folder: Path) -> Checkpoint:
     result = read_checkpoint(folder)
     for name, digest in result.state.files.items():
         ensure_file(folder / name, digest)
-    parts = read_manifest(result.rows).parts
-    for part in parts if store_behind(folder) is None else ():
-        for name, digest in zip(part.files, part.digests, strict=True):
+    if store_behind(folder) is None:
+        rows = read_manifest(result.rows)
+        for name, digest in zip(rows.files, rows.digests, strict=True):
             ensure_file(result.rows / name, digest)
     return result
 

@@ -30,9 +30,6 @@ class CheckpointConfig:
     one beside the newest, and let evaluate, predict and export take it. With
     --evaluate-every-steps each evaluation is a checkpoint, too. goodness: what --stop-after goes
     by, the AUC, or the MSE of a regression; --stop-after asks for it by itself."""
-    checkpoint_incremental: bool = False
-    """Write only rows that changed since the checkpoint before (native kernels); each still holds
-    all rows, by links to files that it shares with others."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -51,14 +48,12 @@ class CheckpointConfig:
         if isinstance(every, int) and not 1 <= every <= ENDLESS:
             raise Refused("checkpoint_every", f"must be >= 1 step, got {every}")
 
-        # Both need checkpoints.
-        for name in ("checkpoint_incremental", "keep_best"):
-            if getattr(self, name) and every is None:
-                raise Refused(
-                    name,
-                    "is of checkpoints, and the run is to write none: add --checkpoint-every, as"
-                    " --checkpoint-every end",
-                )
+        if self.keep_best is not None and every is None:
+            raise Refused(
+                "keep_best",
+                "is of checkpoints, and the run is to write none: add --checkpoint-every, as"
+                " --checkpoint-every end",
+            )
 
     @property
     def every_steps(self) -> int | None:

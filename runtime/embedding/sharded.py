@@ -66,7 +66,6 @@ class ShardedStore(EmbeddingStore):
         self._gate = PushGate(range(shards))
         self.saving = threading.Lock()
         self.waited_s = {}
-        self.last_saved: tuple[str, str] | None = None
 
         # Every server has the same rules; each has rows of its own.
         rules = rules or ServerRules()

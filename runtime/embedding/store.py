@@ -24,7 +24,7 @@ from runtime.stop import Stop
 
 TableSnapshot = dict[str, Any]
 """Rows of one table at one server, the next one to be evicted first: ids, words (write counts and
-marks), stamps, rows (their bytes: values, then state), removed, latest_step."""
+marks), stamps, rows (their bytes: values, then state), latest_step."""
 
 Lease = list[dict[str, dict[str, Any]]]
 """Per server and table: ids, and the bytes of their rows as they were there."""
@@ -66,9 +66,7 @@ class EmbeddingStore(ABC):
     half: bool = False
     """Rows and gradients travel between it and who pools as `embedding.half` has it."""
     saving: threading.Lock
-    """Held from the freezing to the settling of a snapshot."""
-    last_saved: tuple[str, str] | None
-    """The folder and the part of the last save that tracks changes."""
+    """Held from the freezing of a snapshot until it is dropped."""
     waited_s: dict[tuple[int, int], float]
     """By rank and server, where these are processes: how long its answers were waited for."""
     run_folder: Path | None = None
@@ -179,12 +177,12 @@ class EmbeddingStore(ABC):
         """Hold every shard at an instant at which no push is half applied."""
 
     @abstractmethod
-    def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
-        """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
+    def freeze_snapshots(self) -> None:
+        """Remember all rows as they are; inside `consistent_cut`."""
 
     @abstractmethod
-    def settle_snapshots(self, *, are_safe: bool) -> None:
-        """Whether the last snapshots are safe; if not, what they held counts as changed still."""
+    def drop_snapshots(self) -> None:
+        """Forget what was remembered, and not collected."""
 
     @abstractmethod
     def at_each_server(

@@ -17,7 +17,7 @@ from persia_sim.base.command_line import option_values
 from persia_sim.base.schema import field_types, parse
 from persia_sim.base.trace import Trace
 from runtime.checkpoint.places import STATE, complete_checkpoints
-from runtime.checkpoint.rows import Taken, take
+from runtime.checkpoint.rows import Taken
 from runtime.checkpoint.sketches import Sketches
 from runtime.checkpoint.whole import (
     Checkpoint,
@@ -63,17 +63,6 @@ class Saving:
         return self.ending.listening() if self.run else nullcontext()
 
 
-def take_rows(store: EmbeddingStore, extends: Path | None, track_changes: bool) -> Taken:
-    """What has changed since ``extends`` was saved; all rows where a server has died since."""
-    base = None if store.last_saved is None else extends
-    try:
-        return take(store, extends=base, track_changes=track_changes)
-    except RuntimeError:
-        if base is None or store.last_saved is not None:
-            raise
-        return take(store, extends=None, track_changes=track_changes)  # it has died just now
-
-
 @dataclass(slots=True)
 class Cut:
     """A whole run at one instant, not yet written."""
@@ -108,17 +97,13 @@ class Saver:
         self._on_warning = on_warning
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._base: Path | None = None
-        self._whole_bytes = self._changed_bytes = 0
         self.last = start
         """The newest one that is whole on the disk."""
         self.failed = 0 if start is None else start.state.history["checkpoints_failed"]
 
-    def save(self, samples: int, take: Callable[[Path | None, bool], Cut]) -> None:
+    def save(self, samples: int, take: Callable[[], Cut]) -> None:
         """Write the run at this cut; returns when it is taken, not when it is written.
 
-        ``take`` is given the folder of rows that the new ones extend (None: all rows), and whether
-        changes are tracked from now on.
         The checkpoint before is waited for. One that the disk refuses is told and counted; the one
         before it stays, and training goes on.
         """
@@ -127,8 +112,7 @@ class Saver:
             return  # it is there already
         if self.is_store_silent:
             return
-        base = self._base if self._changed_bytes < self._whole_bytes else None
-        cut = take(base, self._config.checkpoint_incremental)
+        cut = take()
         self._thread = threading.Thread(target=self._write, args=(cut,), name="checkpoint")
         self._thread.start()
 
@@ -182,19 +166,11 @@ class Saver:
             self.last = write_checkpoint(
                 self._run, cut.state, cut.dense, trace, rows, cut.recordings, cut.sketches
             )
-            # All rows are written anew when the changes since have grown to as much.
-            if cut.rows.extends is None:
-                self._whole_bytes = cut.rows.file_bytes
-                self._changed_bytes = 0
-            else:
-                self._changed_bytes += cut.rows.file_bytes
-            self._base = self.last.rows if self._config.checkpoint_incremental else None
             newest = self._config.keep_checkpoints
             best = self._config.keep_best
             keep_newest(self._run, self.last.folder, newest, best)
         except BaseException as error:  # told by the thread that waits
             self._error = error
-            self._base = None
         finally:
             cut.rows.drop()  # if they were not come to
 

@@ -20,7 +20,7 @@ from persia_sim.base.trace import Trace
 from runtime.checkpoint.initial import begin_with_files
 from runtime.checkpoint.lineage import RunLineage
 from runtime.checkpoint.places import DENSE
-from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values
+from runtime.checkpoint.rows import Taken, ensure_seen, load, load_values, take
 from runtime.checkpoint.whole import Checkpoint, RunState
 from runtime.config import TrainConfig
 from runtime.dense.state import drain_into, load_generators, load_model
@@ -33,7 +33,7 @@ from runtime.rank.components import Components, server_rules
 from runtime.rank.progress import Evaluate, OnFigures
 from runtime.run.figures import Figures, History
 from runtime.run.folder import plain
-from runtime.run.saver import Cut, RunFailover, Saver, Saving, take_rows
+from runtime.run.saver import Cut, RunFailover, Saver, Saving
 from runtime.stop import ENOUGH
 
 Judge = Callable[[nn.Module], float]
@@ -350,11 +350,11 @@ class Training:
         counted = self._counter.summary()  # of late tables alone
         return StalenessSummary(None, None, None, None) if self._all_fresh else counted
 
-    def take(self, extends: Path | None, track_changes: bool) -> Cut:
+    def take(self) -> Cut:
         """The whole run as it is between two legs."""
         self.history.checkpoints_written += 1
         self.history.checkpoints_failed = self.saver.failed if self.saver else 0
-        rows = take_rows(self.components.store, extends, track_changes)
+        rows = take(self.components.store)
         try:
             return self._cut(rows)
         except BaseException:

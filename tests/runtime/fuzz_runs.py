@@ -213,7 +213,7 @@ def changed_rows(draw: random.Random, file: Path) -> None:
     document.pop("digest")
     rows = next(file.parent.glob("*.rows"))
     of_arrays(draw, rows)
-    document["parts"][0]["digests"] = [digest_of(rows)]
+    document["digests"] = [digest_of(rows)]
     write_sealed(file, document)
     return None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CALLS = ("put_file", "get_file", "cp_file", "info", "find", "rm", "ukey")
+CALLS = ("put_file", "get_file", "info", "find", "rm", "ukey")
 
 
 class Killed(BaseException):

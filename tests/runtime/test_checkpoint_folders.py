@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,24 +15,18 @@ from persia_sim.base.trace import Event, Kind, Trace
 from runtime.checkpoint import whole
 from runtime.checkpoint.places import complete_checkpoints, folder_of
 from runtime.checkpoint.rows import load, take
-from runtime.checkpoint.shard import read_manifest
 from runtime.checkpoint.whole import (
     RunState,
     keep_newest,
     newest,
     write_checkpoint,
 )
-from runtime.config import CheckpointConfig, DataConfig, TrainConfig
 from runtime.data.batch import Batch, Field, Layout
-from runtime.embedding.config import Capacity, TableConfig
+from runtime.embedding.config import TableConfig
 from runtime.embedding.native.store import NativeStore
-from runtime.executors.open import source_of
 from runtime.files import BrokenFileError
 from runtime.rank.progress import Meter
-from runtime.run.evaluate import HeldOut, evaluate
 from runtime.run.folder import plain
-from runtime.run.record import run_into
-from runtime.serving.trained import open_trained
 
 TRACE = Trace.of([Event(Kind.LOOKUP, 0, 0, 0, 0), Event(Kind.PUSH, 0, 0, 0, 0)],
                  mode="sync", ranks=1, tau=0)  # fmt: skip
@@ -84,9 +77,9 @@ def dense(value):
     return {"model": weights, "optimizers": [{"state": {0: {"step": torch.tensor(value)}}}]}
 
 
-def write(run, samples, store=None, **taking):
+def write(run, samples, store=None):
     store = store or Store()
-    taken = take(store.rows, **taking)
+    taken = take(store.rows)
     return write_checkpoint(run, state(samples), dense(samples), TRACE, taken.write)
 
 
@@ -181,35 +174,3 @@ def test_a_write_that_fails_leaves_nothing_and_the_one_before(tmp_path, function
     assert newest(tmp_path).state.samples == 10
     write(tmp_path, 20, store)  # the store can be saved again
     assert newest(tmp_path).state.samples == 20
-
-
-def test_incremental_checkpoints_hold_all_rows_each_for_itself(tmp_path):
-    store = Store()
-    store.train(1, 2, 3)
-    first = write(tmp_path, 10, store, track_changes=True)
-    store.train(3, 4)
-    second = write(tmp_path, 20, store, extends=first.rows)
-    middle = store.values()
-    store.train(5)
-    third = write(tmp_path, 30, store, extends=second.rows)
-    own = [f for f in files_of(third.rows) if f.stat().st_nlink == 1 and f.suffix == ".rows"]
-    assert len(own) == 1  # what is unchanged is a link to the files of the checkpoints before
-    keep_newest(tmp_path, third.folder, 2)
-    assert loaded(second) == middle
-    assert loaded(third) == store.values()
-    assert set(store.values()) == {1, 2, 3, 4, 5}
-
-
-def test_rows_that_expired_after_their_part_was_written_stay_away(tmp_path):
-    """An incremental checkpoint is the model that was trained, also where nothing trains on."""
-    rows = replace(TrainConfig().rows, capacity=Capacity(expire_after_steps=12))
-    often = CheckpointConfig(checkpoint_every=5, checkpoint_incremental=True)
-    chosen = TrainConfig(data=DataConfig(name="synthetic"), batch=32, steps=100, rows=rows)
-    summary = run_into(tmp_path, replace(chosen, checkpoint=often))
-    trained = open_trained(newest(tmp_path))
-    held_out = HeldOut(source_of(trained.config), trained.config.evaluation.test_rows)
-    again = evaluate(trained.learner, trained.learner.model, trained.worker, held_out)
-    assert len(read_manifest(newest(tmp_path).rows).parts) > 1
-    assert {name: task.auc for name, task in again.tasks.items()} == {
-        name: task["auc"] for name, task in summary["tasks"].items()
-    }

@@ -71,12 +71,11 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.law11
-@pytest.mark.parametrize("incremental", [False, True])
 @pytest.mark.parametrize("shards", [2, 3])
 def test_a_run_goes_on_from_a_store_on_another_host_with_the_bytes_of_one_undisturbed(
-    incremental, shards, tmp_path, monkeypatch
+    shards, tmp_path, monkeypatch
 ):
-    settings = every(4, shards=2, checkpoint_incremental=incremental)
+    settings = every(4, shards=2)
     undisturbed = trained(settings, tmp_path / "local")
     trained(settings, working_folder(URL, "runs"))
     on_another_host(monkeypatch, tmp_path / "second host")
@@ -150,7 +149,7 @@ def write(file: Path) -> Path:
 
 def test_a_store_that_fails_once_in_twenty_calls_changes_no_byte(store, tmp_path):
     store.fails_one_in = 20
-    settings = every(1, shards=3, checkpoint_incremental=True, keep_checkpoints=3)
+    settings = every(1, shards=3, keep_checkpoints=3)
     undisturbed = trained(settings, tmp_path / "local")
     here = working_folder(URL, "runs")
     outcome = trained(settings, here)
@@ -210,12 +209,11 @@ def test_a_run_that_is_asked_to_end_while_its_store_hangs_keeps_what_there_is(
 
 
 @pytest.mark.first_case
-@pytest.mark.parametrize("incremental", [False, True])
 def test_an_upload_that_is_killed_leaves_the_checkpoint_before_the_newest(
-    incremental, store, tmp_path, monkeypatch
+    store, tmp_path, monkeypatch
 ):
     """At each call of the store that writing the second checkpoint makes, in turn."""
-    settings = every(4, shards=2, checkpoint_incremental=incremental)
+    settings = every(4, shards=2)
     undisturbed = trained(settings, tmp_path / "local")
     trained(replace(settings, steps=4), working_folder(URL, "runs"))
     first = dict(store._system.store)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,14 +14,12 @@ from runtime.__main__ import main
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import newest
 from runtime.config import (
-    CheckpointConfig,
     DataConfig,
     TrainConfig,
 )
-from runtime.data.fingerprints import NO_ROWS
-from runtime.run import saver, training
+from runtime.run import training
 from runtime.run.record import beginning, run_into
-from runtime.run.saver import Cut, Saver, Saving
+from runtime.run.saver import Saving
 from runtime.run.session import train
 from runtime.stop import Ending, Interrupted
 from runtime.train_options import read_train
@@ -74,8 +71,7 @@ def test_a_time_ends_a_leg_wherever_it_is(tmp_path, monkeypatch):
     assert cuts == [4 * 24, 8 * 24, 12 * 24, 300]
 
 
-@pytest.mark.parametrize("incremental", [False, True])
-def test_damaged_checkpoints_never_stand_for_the_newest_of_those_to_keep(incremental, tmp_path):
+def test_damaged_checkpoints_never_stand_for_the_newest_of_those_to_keep(tmp_path):
     """The run goes on from before them, on another schedule: what it writes itself must stay."""
     source = ArraySource(300)
     train(config(checkpoint_every=5, keep_checkpoints=3), source, saving=Saving(tmp_path))
@@ -83,7 +79,7 @@ def test_damaged_checkpoints_never_stand_for_the_newest_of_those_to_keep(increme
         (damaged / "dense.pt").write_bytes(b"")
     ending = Ending()
     goes_on = Saving(tmp_path, newest(tmp_path), ending)
-    often = config(checkpoint_every=3, keep_checkpoints=1, checkpoint_incremental=incremental)
+    often = config(checkpoint_every=3, keep_checkpoints=1)
     with pytest.raises(Interrupted, match="after 192 samples"):
         train(often, source, saving=goes_on, on_samples=after(72, lambda: ending.ask("a test")))
     assert [int(left.name) for left in complete_checkpoints(tmp_path)] == [192]
@@ -145,31 +141,3 @@ def test_steps_that_ranks_share_are_counted_alike_whatever_number_of_them_goes_o
     assert curve(run) == [96, 192, 200 + 2 * 32, 200 + 5 * 32, 400 + 32, 400 + 4 * 32]
     assert goes_on("--steps", "30")[0] == 0
     assert "trained on all of its data" in goes_on("--steps", "40")[1]
-
-
-@pytest.mark.parametrize("sizes", [[40, 40, 40, 40], [60, 30, 5, 5, 20], [100, 10]])
-def test_all_rows_are_written_anew_when_changes_have_grown_to_as_much(sizes, monkeypatch):
-    """A whole checkpoint is of 100 bytes, and changes of these add up until they are as much."""
-
-    def written(run, state, *rest):
-        return SimpleNamespace(state=state, rows=f"rows of {state.samples}", folder=run)
-
-    monkeypatch.setattr(saver, "write_checkpoint", written)
-    monkeypatch.setattr(saver, "keep_newest", lambda *given: None)
-    incremental = CheckpointConfig(checkpoint_every=1, checkpoint_incremental=True)
-    one = Saver(Path("run"), incremental, pytest.fail)
-    bases: list[Path | None] = []
-    added, expected = 0, [True]
-    for samples, size in enumerate([100, *sizes]):
-
-        def take(base, tracks, samples=samples, size=size) -> Cut:
-            bases.append(base)
-            file_bytes = 100 if base is None else size
-            rows = SimpleNamespace(extends=base, file_bytes=file_bytes, write=None, drop=int)
-            return Cut(SimpleNamespace(samples=samples), {}, None, rows, (NO_ROWS, NO_ROWS))
-
-        one.save(samples, take)
-        assert one.wait()
-        added = 0 if expected[-1] else added + size
-        expected.append(added >= 100)
-    assert [base is None for base in bases] == expected[:-1]

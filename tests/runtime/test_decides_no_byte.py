@@ -50,7 +50,6 @@ RECORDED: dict[str, dict[str, Any]] = {
     "timeline": HYBRID | THREADS | {"timeline": True},
     "checkpoint-every": HYBRID | {"checkpoint_every": 2},
     "keep-checkpoints": HYBRID | {"checkpoint_every": 2, "keep_checkpoints": 1},
-    "checkpoint-incremental": HYBRID | {"checkpoint_every": 2, "checkpoint_incremental": True},
 }
 """What another value of the option needs beside it; of all others, nothing."""
 ELSEWHERE = {

@@ -125,7 +125,7 @@ def test_a_full_disk_is_told_and_counted_and_training_goes_on(tmp_path, monkeypa
         return write(file, dense)
 
     monkeypatch.setattr(whole, "write_dense", sometimes)
-    chosen = config(checkpoint_every=4, keep_checkpoints=9, checkpoint_incremental=True)
+    chosen = config(checkpoint_every=4, keep_checkpoints=9)
     outcome = train(chosen, SOURCE, saving=Saving(tmp_path / "run", on_warning=told.append))
     assert left == [[96]]
     assert [int(f.name) for f in complete_checkpoints(tmp_path / "run")] == [96, 288, 300]

@@ -15,7 +15,6 @@ from torch.nn import functional
 from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from runtime.checkpoint.places import complete_checkpoints
-from runtime.checkpoint.shard import read_manifest
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import DataConfig, ModelConfig, TrainConfig
 from runtime.dense import averaging, loss_scale
@@ -189,11 +188,11 @@ FORGETFUL = {
 
 
 @pytest.mark.first_case
-@pytest.mark.parametrize(("mode", "increments"), [(Mode.LOOKAHEAD, True), (Mode.ASYNC, False)])
+@pytest.mark.parametrize("mode", [Mode.LOOKAHEAD, Mode.ASYNC])
 @pytest.mark.parametrize("name", FORGETFUL)
 @pytest.mark.law11
-def test_rows_that_are_evicted_expire_or_are_refused_do_so_alike(name, mode, increments, tmp_path):
-    chosen = every(3, ranks=2, shards=2, mode=mode, checkpoint_incremental=increments)
+def test_rows_that_are_evicted_expire_or_are_refused_do_so_alike(name, mode, tmp_path):
+    chosen = every(3, ranks=2, shards=2, mode=mode)
     chosen = replace(chosen, rows=replace(chosen.rows, **FORGETFUL[name]))
     whole = run(chosen, tmp_path / "whole")
     (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
@@ -344,16 +343,6 @@ def test_each_sample_is_trained_once_whatever_number_of_ranks_goes_on(
     resumed = run(changed(chosen, ranks=2), tmp_path / "on", cut, source)
     assert sorted(seen) == list(range(300))
     assert resumed.figures.samples == 300
-
-
-def test_rows_in_increments_go_on_as_whole_ones_do(tmp_path):
-    chosen = every(2, ranks=2, shards=2, optimizer=ADAM, checkpoint_incremental=True)
-    whole = run(chosen, tmp_path / "whole")
-    cuts = complete_checkpoints(tmp_path / "whole")
-    parts = [len(read_manifest(cut / "rows").parts) for cut in cuts]
-    assert parts[0] == 1 and max(parts) > 1, parts
-    for cut in cuts[1:-1:2]:
-        assert_same_run(whole, run(chosen, tmp_path / cut.name, cut))
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID])

@@ -72,9 +72,9 @@ def trained(settings, folder: Path, start=None):
 def test_a_run_goes_on_from_s3_on_another_host_with_the_same_bytes(
     engine, s3, tmp_path, monkeypatch
 ):
-    """Incremental; on another number of servers; these send and fetch their rows themselves."""
+    """On another number of servers; these send and fetch their rows themselves."""
     undisturbed = trained(every(4, shards=2), tmp_path / "local")
-    first = every(4, checkpoint_incremental=True, **on_engine(engine, 2))
+    first = every(4, **on_engine(engine, 2))
     trained(first, working_folder(URL, "runs")).store.close()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second host"))
     last = complete_checkpoints(fetched(URL, "runs"))[-1]
@@ -94,7 +94,7 @@ def test_a_slow_s3_that_fails_once_in_twenty_calls_changes_no_byte(s3, tmp_path,
     double.fails_one_in, double.takes_s = 20, 0.02
     monkeypatch.setattr(object_store, "_opened", lambda url: (double, url.removeprefix("s3://")))
     monkeypatch.setattr(object_store, "pause_before", lambda tried: 0.01)
-    settings = every(2, shards=3, checkpoint_incremental=True)
+    settings = every(2, shards=3)
     undisturbed = trained(settings, tmp_path / "local")
     here = working_folder(URL, "runs")
     assert_same_bytes(undisturbed, trained(settings, here))
@@ -106,7 +106,7 @@ def test_a_run_killed_while_it_sends_leaves_whole_checkpoints_and_goes_on(
     s3, tmp_path, monkeypatch
 ):
     words = "train --data.name synthetic --data.rows 2000 --batch 20 --test-rows 100 --mode sync"
-    words += " --model.hidden 8 --checkpoint-incremental"
+    words += " --model.hidden 8"
     line = [sys.executable, "-m", "runtime", *words.split()]
     subprocess.run([*line, "--out", "local", "--checkpoint-every", "end"], cwd=tmp_path, check=True)
     process = subprocess.Popen([*line, "--out", URL, "--checkpoint-every", "1"], cwd=tmp_path)

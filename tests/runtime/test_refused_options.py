@@ -33,7 +33,6 @@ WITH_REMEDY = {
     "--tua 3": "--tau", "--executor replay": "--trace", "--mode hybrid --tau none": "a number",
     "--stop-after 2 --evaluate-every-steps 10": "--eval-split validation",
     "--stop-after 2 --eval-split validation": "--evaluate-every-steps",
-    "--checkpoint-incremental": "--checkpoint-every",
     "--data.shuffle --data.shuffle-buffer 16": "remove one",
     "--executor concurrent --workers 1": "--servers",
     "--data synthetic --data.validation-fraction 0.1": "synthetic stream",

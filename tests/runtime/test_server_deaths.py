@@ -85,7 +85,7 @@ def killed(launched, monkeypatch, tmp_path) -> list[int]:
 @pytest.mark.parametrize(
     ("mode", "changes"),
     [
-        *product(["hybrid", "async"], ["", "--checkpoint-incremental", "--workers 2"]),
+        *product(["hybrid", "async"], ["", "--workers 2"]),
         *product(["hybrid"], ["--fresh all", "--fresh all --workers 2"]),
     ],
 )

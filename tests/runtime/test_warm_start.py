@@ -64,7 +64,7 @@ def test_values_are_the_others_and_all_else_is_new(kind, fresh, tmp_path):
     adam = RowOptimizer(kind="adam", lr=0.05)
     first = config(
         optimizer=adam, ranks=2, shards=3, mode=Mode.HYBRID, tau=1, dense_lag=2,
-        checkpoint_every=5, checkpoint_incremental=True,
+        checkpoint_every=5,
     )  # fmt: skip
     origin = trained(first, ArraySource(300), tmp_path / "origin")
     still = RowOptimizer(kind=kind, lr=1e-30, **fresh)

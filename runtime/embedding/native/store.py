@@ -62,16 +62,16 @@ class NativeStore(ShardedStore):
         dtype = next(iter(self.tables.values())).dtype
         return open_handle(rank, step, batch, plan, empty((plan.elements(),), dtype))
 
-    def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
+    def freeze_snapshots(self) -> None:
         """Mark this instant in every table; rows are copied when they are about to change, or
-        collected. With ``track``, `settle_snapshots` must follow."""
-        freeze([t for tables in self._native for t in tables.values()], only_changed, track)
+        collected."""
+        freeze([t for tables in self._native for t in tables.values()])
 
-    def settle_snapshots(self, *, are_safe: bool) -> None:
-        """Whether the last snapshots are safe; if not, what they held counts as changed still."""
+    def drop_snapshots(self) -> None:
+        """Forget what was remembered, and not collected."""
         for shard in self._native:
             for table in shard.values():
-                table.settle(are_safe)
+                table.settle(False)
 
     def restore(
         self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
@@ -102,12 +102,12 @@ def use_threads(count: int) -> None:
     native.set_threads(count)
 
 
-def freeze(tables: Iterable[Any], only_changed: bool, track: bool) -> None:
+def freeze(tables: Iterable[Any]) -> None:
     """Freeze all of these native tables, or none."""
     frozen: list[Any] = []
     try:
         for table in tables:
-            table.freeze(only_changed, track)
+            table.freeze(False, False)
             frozen.append(table)
     except BaseException:
         for table in frozen:
@@ -174,8 +174,8 @@ class NativeShard:
         return self.tables[table].rows()
 
     def collect(self) -> dict[str, TableSnapshot]:
-        """Per table, all rows (or the changed ones) as they were when frozen. Raises MemoryError,
-        and then they are to be settled as not kept."""
+        """Per table, all rows as they were when frozen. Raises MemoryError, and then they are to be
+        dropped."""
         try:
             return {name: table.collect() for name, table in self.tables.items()}
         except MemoryError as error:

@@ -67,7 +67,6 @@ class RemoteControl(EmbeddingStore):
         self._recorded = [(0, TraceRecorder()) for _ in range(client.servers)]
         """How many events of each server are here, and these."""
         self._frozen_in = self._incarnations()
-        self._last_saved: tuple[tuple[str, str] | None, list[Incarnation]] = None, []
 
         # Per rank: segments of shared memory, batches on their way, steps begun and finished.
         self._stop = client.stop = stop
@@ -230,28 +229,16 @@ class RemoteControl(EmbeddingStore):
                 )
             time.sleep(_LOOK_AGAIN_S)
 
-    def freeze_snapshots(self, *, only_changed: bool, track: bool) -> None:
-        """Remember all rows (or the changed ones) as they are; inside `consistent_cut`."""
+    def freeze_snapshots(self) -> None:
+        """Remember all rows as they are; inside `consistent_cut`."""
         self._frozen_in = self._incarnations()
-        self._call_each(ServerCalls.freeze_rows, only_changed=only_changed, track=track)
+        self._call_each(ServerCalls.freeze_rows)
 
-    @property
-    def last_saved(self) -> tuple[str, str] | None:
-        """The last save, as any store has it; None, too, when a server has died since: it knows of
-        no changes."""
-        saved, incarnations = self._last_saved
-        return saved if incarnations == self._incarnations() else None
-
-    @last_saved.setter
-    def last_saved(self, saved: tuple[str, str] | None) -> None:
-        self._last_saved = saved, self._frozen_in
-
-    def settle_snapshots(self, *, are_safe: bool) -> None:
-        """Whether the last snapshots are safe; if not, what they held counts as changed still."""
+    def drop_snapshots(self) -> None:
+        """Forget what was remembered, and not collected."""
         shards = range(self.shards)
         alive = [shard for shard in shards if self._client.at(shard) is self._frozen_in[shard]]
-        safe = {"are_safe": are_safe}
-        self._client.call_all(ServerCalls.settle_rows, dict.fromkeys(alive, safe))
+        self._client.call_all(ServerCalls.drop_rows, {shard: {} for shard in alive})
 
     def at_each_server(
         self, function: Callable[..., dict[str, Any]], **arguments: Any

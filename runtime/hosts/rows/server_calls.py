@@ -73,12 +73,12 @@ class ServerCalls(ABC):
         """Let it go on."""
 
     @abstractmethod
-    def freeze_rows(self, only_changed: bool, track: bool) -> None:
-        """Remember all rows, or the changed ones, as they are."""
+    def freeze_rows(self) -> None:
+        """Remember all rows as they are."""
 
     @abstractmethod
-    def settle_rows(self, are_safe: bool) -> None:
-        """Whether what was remembered is safe."""
+    def drop_rows(self) -> None:
+        """Forget what was remembered, and not collected."""
 
     # Files.
 
@@ -87,7 +87,7 @@ class ServerCalls(ABC):
         """Whether a file that rank 0 has made is seen here."""
 
     @abstractmethod
-    def write_rows(self, folder: str, part: str) -> Payload:
+    def write_rows(self, folder: str, save: str) -> Payload:
         """Write the remembered rows into the run's folder, and nowhere else."""
 
     @abstractmethod

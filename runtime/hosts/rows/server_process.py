@@ -313,25 +313,25 @@ class ControlConnection(ServerCalls):
         self._condition.is_held = self._holds > 0
         self._condition.is_notified = True
 
-    def freeze_rows(self, only_changed: bool, track: bool) -> None:
-        """Remember all rows, or the changed ones, as they are."""
-        freeze(self._tables.values(), only_changed, track)
+    def freeze_rows(self) -> None:
+        """Remember all rows as they are."""
+        freeze(self._tables.values())
 
-    def settle_rows(self, are_safe: bool) -> None:
-        """Whether what was remembered is safe."""
+    def drop_rows(self) -> None:
+        """Forget what was remembered, and not collected."""
         for table in self._tables.values():
-            table.settle(are_safe)
+            table.settle(False)
 
     def see_folder(self, mark: str) -> Payload:
         """Whether a file that rank 0 has made is seen here."""
         return see_folder(self._shard.rows, mark=mark)
 
-    def write_rows(self, folder: str, part: str) -> Payload:
+    def write_rows(self, folder: str, save: str) -> Payload:
         """Write the remembered rows into the run's folder, and nowhere else."""
-        to = Path(os.path.normpath(Path(folder) / part))
+        to = Path(os.path.normpath(Path(folder) / save))
         if self._run is None or not to.is_relative_to(self._run):
-            raise OSError(f"it writes only below the folder of its run, not {folder}/{part}")
-        return write_rows(self._shard.rows, folder=str(to.parent), part=to.name)
+            raise OSError(f"it writes only below the folder of its run, not {folder}/{save}")
+        return write_rows(self._shard.rows, folder=str(to.parent), save=to.name)
 
     def load_rows(self, folder: str, values_only: bool = False) -> Payload:
         """Read rows of a checkpoint."""

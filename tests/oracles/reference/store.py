@@ -42,7 +42,7 @@ class ReferenceStore(ShardedStore):
     def _not_here(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError("the reference has rows, and no copies of them")
 
-    freeze_snapshots = settle_snapshots = _not_here
+    freeze_snapshots = drop_snapshots = _not_here
 
     def _open_rows(self) -> list[ReferenceShard]:
         return [ReferenceShard(k, self.tables.values(), self.seed) for k in range(self.shards)]

@@ -60,15 +60,15 @@ def collected(store: NativeStore) -> list[dict[str, TableSnapshot]]:
     return [server.rows.collect() for server in store.servers]
 
 
-def snapshots(store: NativeStore, **frozen: bool) -> list[dict[str, TableSnapshot]]:
+def snapshots(store: NativeStore) -> list[dict[str, TableSnapshot]]:
     """Freeze and collect at once."""
-    store.freeze_snapshots(**frozen)
+    store.freeze_snapshots()
     return collected(store)
 
 
-def save(store: EmbeddingStore, path: Path, *, incremental: bool = False, **tracks: bool) -> None:
-    """Take the rows and write them; ``incremental``: what has changed since the save there."""
-    take(store, extends=path if incremental else None, **tracks).write(path)
+def save(store: EmbeddingStore, path: Path) -> None:
+    """Take the rows and write them."""
+    take(store).write(path)
 
 
 @pytest.fixture

@@ -51,8 +51,8 @@ CAPACITIES = st.builds(
     rows=st.integers(4, 40),
     expire_after_steps=st.sampled_from([None, 1, 2, 4]),
 ) | st.builds(Capacity, expire_after_steps=st.sampled_from([1, 3]))
-# Steps of training since the save before, and whether only changes are saved then.
-SAVES = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=4)
+SAVES = st.lists(st.integers(1, 6), min_size=1, max_size=4)
+"""Steps of training since the save before."""
 
 
 @pytest.mark.long
@@ -68,7 +68,7 @@ SAVES = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_si
 def test_whatever_makes_rows_go_a_store_of_several_saves_goes_on_with_the_same_bytes(
     tmp_path_factory, capacity, admission, shards, saves, seed
 ):
-    """Which row goes next is part of what is saved, also if only changes are: law 11."""
+    """Which row goes next is part of what is saved: law 11."""
     rng = np.random.default_rng(seed)
     config = {"dim": 2, "capacity": capacity, "admission": admission}
     saved, loaded = (OneTable(shards=shards, **config) for _ in range(2))
@@ -83,27 +83,15 @@ def test_whatever_makes_rows_go_a_store_of_several_saves_goes_on_with_the_same_b
                 table.push(handle, gradient)
 
     folder, done = tmp_path_factory.mktemp("rows"), 0
-    save(saved.store, folder, track_changes=True)
-    for steps, incremental in saves:
+    for steps in saves:
         for number in range(done, done + steps):
             step(number, [saved])
         done += steps
-        save(saved.store, folder, incremental=incremental, track_changes=True)
+        save(saved.store, folder)
     load(loaded.store, folder)
     for number in range(done, done + 12):
         step(number, [saved, loaded])
         equal_stores(loaded, saved)
-
-
-def test_incremental_save_needs_a_tracked_one_before(one_table, tmp_path):
-    table = one_table(dim=2)
-    table.look_up([1])
-    save(table.store, tmp_path)
-    with pytest.raises(ValueError, match="save with track_changes=True first"):
-        save(table.store, tmp_path, incremental=True)
-    assert not table.store.saving.locked(), "the next save would wait for ever"
-    save(table.store, tmp_path, track_changes=True)
-    save(table.store, tmp_path, incremental=True)
 
 
 @pytest.mark.law13
@@ -188,30 +176,29 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
 
 @pytest.mark.parametrize("where", ["rows", "manifest"])
 @pytest.mark.parametrize("rows", [None, 60])
-@pytest.mark.parametrize("failing", ["incremental", "whole"])
-def test_what_a_failed_save_would_have_written_is_in_the_next_one(
-    one_table, tmp_path, monkeypatch, where, rows, failing
+def test_a_failed_save_leaves_the_one_before_and_the_next_one_is_whole(
+    one_table, tmp_path, monkeypatch, where, rows
 ):
     config = {"dim": 3, "optimizer": ADAM, "capacity": Capacity(rows=rows)}
     table = one_table(shards=2, **config)
     train(table, range(8))
-    save(table.store, tmp_path, track_changes=True)
+    save(table.store, tmp_path)
     before = {file.name for file in tmp_path.iterdir()}
     train(table, range(8, 12))
     with monkeypatch.context() as patched:
         full_disk(patched, where)
         with pytest.raises(OSError, match="No space left"):
-            save(table.store, tmp_path, incremental=failing == "incremental", track_changes=True)
+            save(table.store, tmp_path)
     assert {f.name for f in tmp_path.iterdir() if f.name.endswith(".rows")} >= {
         name for name in before if name.endswith(".rows")
     }
     train(table, range(12, 14))
-    save(table.store, tmp_path, incremental=True)
+    save(table.store, tmp_path)
     other = one_table(shards=2, **config)
     load(other.store, tmp_path)
     equal_stores(other, table)
     left = {file.name for file in tmp_path.iterdir()}
-    assert len(left) == 2 * 2 + 1  # a file a shard, and the manifest: no half-written file
+    assert len(left) == 2 + 1  # a file a shard, and the manifest: no half-written file
 
 
 def test_threads_that_save_to_one_folder_wait_for_each_other(one_table, tmp_path):
@@ -255,7 +242,7 @@ def test_a_row_written_2_to_the_24_times_is_still_seen_to_change(one_table, tmp_
     sgd = RowOptimizer(kind="sgd", lr=1.0)
     source = one_table(dim=2, optimizer=sgd)
     source.push(source.look_up([7]))
-    state = snapshots(source.store, only_changed=False, track=False)[0]["rows"]
+    state = snapshots(source.store)[0]["rows"]
     state["words"] = (state["words"] & ~np.uint32(2**24 - 1)) | np.uint32(2**24 - 3)
     table = one_table(dim=2, optimizer=sgd)
     table.store.restore("rows", [state])

@@ -39,9 +39,7 @@ def test_slots_are_used_again_and_never_grow_beyond_the_capacity(one_table):
         sizes.append(table.store.resident_bytes)
     assert len(table.store) == 500
     assert sizes[20] == sizes[-1]
-    order = [
-        int(i) for i in snapshots(table.store, only_changed=False, track=False)[0]["rows"]["ids"]
-    ]
+    order = [int(i) for i in snapshots(table.store)[0]["rows"]["ids"]]
     assert len(set(order)) == 500
 
 
@@ -59,7 +57,7 @@ def test_crowded_groups_that_wrap_around_lose_no_row_when_others_leave(one_table
             newest_last.pop(one, None)
             newest_last[one] = None
         newest_last = dict.fromkeys(list(newest_last)[-300:])
-        kept = snapshots(table.store, only_changed=False, track=False)[0]["rows"]["ids"]
+        kept = snapshots(table.store)[0]["rows"]["ids"]
         assert kept.tolist() == list(newest_last)
     before = table.store.counters["created"]
     table.look_up(np.array(list(newest_last), np.uint64), 200)

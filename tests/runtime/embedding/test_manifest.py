@@ -27,12 +27,10 @@ from tests.runtime.embedding.conftest import save
 
 @pytest.fixture
 def saved(one_table: Any, tmp_path: Path) -> Path:
-    """Two parts of two shards each."""
+    """Of two shards."""
     table = one_table(dim=2, shards=2)
-    table.look_up(np.arange(40))
-    save(table.store, tmp_path, track_changes=True)
-    table.look_up(np.arange(40, 70))
-    save(table.store, tmp_path, incremental=True)
+    table.look_up(np.arange(70))
+    save(table.store, tmp_path)
     return tmp_path
 
 
@@ -69,29 +67,27 @@ def test_what_the_first_writers_of_this_format_wrote_is_read(one_table, tmp_path
         "words": np.zeros(2, "<u4"),
         "stamps": np.zeros(0, "<u4"),
         "rows": np.array([[1, 2], [3, 4]], "<f4").view("u1"),
-        "removed": np.zeros(0, "<u8"),
         "sightings": np.zeros(0, "u1"),  # which nobody reads any more
     }
     table = one_table(dim=2, shards=shards, optimizer=RowOptimizer(kind="sgd"))
     shapes = {f"rows/{c}": [array.dtype.str, array.shape] for c, array in arrays.items()}
-    facts = {"part": "0123456789ab", "shard": 0, "latest_step": {"rows": 7}}
+    facts = {"save": "0123456789ab", "shard": 0, "latest_step": {"rows": 7}}
     header = json.dumps({"facts": facts, "arrays": shapes}).encode()
     content = b"PERSIA-TESTBED-ARRAYS-2\n" + struct.pack("<Q", len(header)) + header
     content += b"".join(array.tobytes() for array in arrays.values())
     (tmp_path / "0123456789ab-shard-0000.rows").write_bytes(content)
     digests = [hashlib.blake2b(content, digest_size=32).hexdigest()]
-    part = {"name": "0123456789ab", "digests": digests}
+    save = {"name": "0123456789ab", "digests": digests}
     tables = json.loads(json.dumps({"rows": asdict(table.config)}))
-    text = "persia-testbed-embedding-6"
-    sign(tmp_path, {"seed": 0, "tables": tables, "parts": [part], "format": text})
+    text = "persia-testbed-embedding-7"
+    sign(tmp_path, {"seed": 0, "tables": tables, **save, "format": text})
     load(table.store, tmp_path)
     ids, values, _ = table.store.export()["rows"]
     assert (ids.tolist(), values.tolist()) == ([3, 5], [[1, 2], [3, 4]])
 
 
 def test_files_that_are_swapped_copied_or_missing_are_refused(one_table, saved):
-    part = read_manifest(saved).parts[0]
-    one, two = (saved / name for name in part.files)
+    one, two = (saved / name for name in read_manifest(saved).files)
     whole = one.read_bytes(), two.read_bytes()
     for first, second in [(whole[1], whole[0]), (whole[0], whole[0])]:
         one.write_bytes(first)
@@ -110,10 +106,10 @@ def test_files_that_are_swapped_copied_or_missing_are_refused(one_table, saved):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("parts", [], "parts is empty: must be a list of one or more saves"),
-        ("parts", None, "parts must be a list, got None"),
-        ("parts", {"0": 1}, "parts must be a list, got {'0': 1}"),
-        ("parts", ["a"], r"parts\[0\] must be a table of names and values, got 'a'"),
+        ("digests", [], r"digests is \[\]: must be one for each shard"),
+        ("digests", None, "digests must be a list, got None"),
+        ("digests", [1, 2], r"digests\[0\] must be text, got 1"),
+        ("name", "../../etc/pass", "name is .*: must be 12 hex digits"),
         ("seed", "0", "seed must be a whole number, got '0'"),
         ("seed", None, "seed must be a whole number, got None"),
         ("seed", float("inf"), "Infinity is not a finite number"),
@@ -131,33 +127,23 @@ def test_a_manifest_of_another_shape_names_key_value_and_rule(
         loaded(one_table, saved)
 
 
-def test_parts_and_shards_listed_twice_left_out_or_in_another_order_are_refused(one_table, saved):
+def test_shards_listed_twice_or_in_another_order_are_refused(one_table, saved):
     whole = content_of(saved)
-    first, second = whole["parts"]
-    crossed = [first["digests"][1], first["digests"][0]]
-    for parts, message in [
-        (
-            [first, first],
-            r"parts\[1\].name is .*: must be different from those of",
-        ),
-        ([{**first, "digests": []}], r"parts\[0\].digests is .*: must be one for each shard"),
-        ([{**first, "digests": first["digests"][:1] * 2}], "must be one for each shard"),
-        ([{**first, "digests": crossed}], "not the file that the checkpoint names"),
-        ([{**first, "digests": second["digests"]}], "not the file that the checkpoint names"),
-        ([{**first, "name": "../../etc/pass"}], r"parts\[0\].name is .*: must be 12 hex digits"),
-        ([{**first, "digests": [1, 2]}], r"digests\[0\] must be text, got 1"),
-        ([{"name": first["name"]}], r"parts\[0\].digests is missing"),
+    first, second = whole["digests"]
+    for digests, message in [
+        ([first, first], "must be one for each shard, all different"),
+        ([second, first], "not the file that the checkpoint names"),
     ]:
-        sign(saved, whole | {"parts": parts})
+        sign(saved, whole | {"digests": digests})
         with pytest.raises(BrokenFileError, match=message):
             loaded(one_table, saved)
 
 
 def test_any_change_without_the_digest_is_noticed(one_table, saved):
-    """Also those that have the right shape: a part left out, the order of parts, a seed."""
+    """Also those that have the right shape: the order of shards, a seed."""
     file, text = saved / "manifest.json", (saved / "manifest.json").read_text()
     whole = json.loads(text)
-    for change in ({"parts": whole["parts"][:1]}, {"parts": whole["parts"][::-1]}, {"seed": 1}):
+    for change in ({"digests": whole["digests"][::-1]}, {"seed": 1}):
         file.write_text(json.dumps(whole | change))
         with pytest.raises(BrokenFileError, match="its digest does not match its content"):
             loaded(one_table, saved)
@@ -178,7 +164,9 @@ VALUES = st.recursive(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    where=st.sampled_from([("parts",), ("seed",), ("tables",), ("parts", 0), ("tables", "rows")]),
+    where=st.sampled_from(
+        [("digests",), ("seed",), ("tables",), ("digests", 0), ("tables", "rows")]
+    ),
     value=VALUES,
 )
 @example(where=("tables",), value={"\x1e": None})  # breaks a line

@@ -15,38 +15,13 @@ from tests.runtime.embedding.conftest import save
 from tests.runtime.embedding.test_checkpoint import ADAM, equal_stores, train
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
-def test_evicted_rows_do_not_come_back_with_incremental_saves(one_table, tmp_path, shards):
-    """150 ids pass through 60 rows, so each save sees rows that have gone since the last one."""
-    capacity = Capacity(rows=60)
-    table = one_table(shards=2, dim=3, optimizer=ADAM, capacity=capacity)
-    train(table, range(10))
-    save(table.store, tmp_path, track_changes=True)
-    ever = set()
-    for start in (10, 12, 14):
-        train(table, range(start, start + 2))
-        save(table.store, tmp_path, incremental=True)
-        ever |= table.resident()
-    assert len(ever - table.resident()) > 20
-    roomy = Capacity(rows=60 * 3)  # so that another number of shards evicts nothing by itself
-    other = one_table(shards=shards, dim=3, optimizer=ADAM, capacity=roomy)
-    load(other.store, tmp_path)
-    equal_stores(other, table)
-
-
 @pytest.mark.parametrize(("old", "new"), [(2, 1), (2, 5), (1, 3)])
-@pytest.mark.parametrize("incremental", [False, True])
 @pytest.mark.law11
-def test_a_resharded_store_trains_on_as_the_one_that_was_not(
-    one_table, tmp_path, old, new, incremental
-):
+def test_a_resharded_store_trains_on_as_the_one_that_was_not(one_table, tmp_path, old, new):
     """Rows must lie in the shard where lookups look for them, or they would start afresh."""
     saved, loaded = (one_table(shards=n, dim=4, optimizer=ADAM) for n in (old, new))
     train(saved, range(8))
-    save(saved.store, tmp_path, track_changes=True)
-    if incremental:
-        train(saved, range(8, 11))
-        save(saved.store, tmp_path, incremental=True)
+    save(saved.store, tmp_path)
     load(loaded.store, tmp_path)
     created = [t.store.counters["created"] for t in (saved, loaded)]
     for step in range(11, 20):
@@ -97,23 +72,6 @@ def test_a_full_table_on_other_shards_goes_on_to_evict_its_oldest_rows(
         del shard[: -(24 // new)]
         if one >= 100 or one == full[-1]:
             assert loaded.resident() == {i for of in kept for i in of}
-
-
-@pytest.mark.parametrize(("old", "new", "rows"), [(2, 1, 60), (1, 3, 60), (3, 2, 60), (2, 2, 40)])
-@pytest.mark.law11
-def test_what_a_later_save_replaces_or_removes_is_not_evicted_once_more_while_loading(
-    one_table, tmp_path, old, new, rows
-):
-    """Rows of the first save that had gone by the third were counted when they went."""
-    saved = one_table(shards=old, dim=2, capacity=Capacity(rows=60))
-    loaded = one_table(shards=new, dim=2, capacity=Capacity(rows=rows))
-    for number in range(3):
-        train(saved, range(10 * number, 10 * number + 10))
-        save(saved.store, tmp_path, incremental=number > 0, track_changes=True)
-    load(loaded.store, tmp_path)
-    gone = len(saved.resident()) - len(loaded.resident())
-    assert loaded.store.counters["evicted"] == gone
-    assert loaded.resident() <= saved.resident() and gone < 60 - rows + 15
 
 
 @pytest.mark.parametrize("saved_at", [25, 40])

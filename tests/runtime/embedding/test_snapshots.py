@@ -47,7 +47,7 @@ def act(table: OneTable, step: int, act_of_step: str) -> None:
     if act_of_step == "restore":  # rows come from elsewhere, as in a lease of lookahead
         other = OneTable(shards=table.store.shards, seed=1, **vars_of(table))
         other.push(other.look_up(ids, step))
-        arrays = [s["rows"] for s in snapshots(other.store, only_changed=False, track=False)]
+        arrays = [s["rows"] for s in snapshots(other.store)]
         table.store.restore("rows", arrays, keep_present=bool(step % 2))
     elif act_of_step == "forget":
         table.store.forget("rows", np.sort(ids)[:5])
@@ -92,27 +92,17 @@ ACTS = st.lists(
     shards=st.integers(1, 2),
     before=st.integers(0, 12),
     meanwhile=ACTS,
-    changed=st.booleans(),
-    track=st.booleans(),
-    kept=st.booleans(),
 )
 @pytest.mark.law11
-def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(
-    config, shards, before, meanwhile, changed, track, kept
-):
+def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(config, shards, before, meanwhile):
     """A twin is copied at one instant, before the writers begin; a number copies so many slots."""
     slow, twin = (OneTable(shards=shards, **config) for _ in range(2))
     for step in range(before):
         for table in (slow, twin):
             act(table, step, "push")
-    if changed:  # a first snapshot, from which changes are tracked
-        for table in (slow, twin):
-            snapshots(table.store, only_changed=False, track=True)
-            table.store.settle_snapshots(are_safe=True)
-            act(table, before, "push")
     exported = slow.store.export()["rows"]
-    slow.store.freeze_snapshots(only_changed=changed, track=track)
-    expected = snapshots(twin.store, only_changed=changed, track=track)
+    slow.store.freeze_snapshots()
+    expected = snapshots(twin.store)
     for step, one in enumerate(meanwhile, before + 1):
         if isinstance(one, int):
             for native_table in tables_of(slow):
@@ -122,42 +112,10 @@ def test_writers_between_the_slices_of_a_copy_do_not_show_in_it(
                 act(table, step, one)
     found = collected(slow.store)
     assert_equal(found, expected)
-    if not changed:
-        assert_holds(found, slow, exported)
+    assert_holds(found, slow, exported)
     for table in (slow, twin):
-        table.store.settle_snapshots(are_safe=kept)
         act(table, before + 20, "push")
-    if track if kept else changed:
-        nexts = [snapshots(t.store, only_changed=True, track=True) for t in (slow, twin)]
-        assert_equal(*nexts)
     for mine, theirs in zip(slow.store.export()["rows"], twin.store.export()["rows"], strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-
-
-@settings(max_examples=40, deadline=None)
-@given(config=st.sampled_from(CONFIGS), meanwhile=ACTS)
-def test_a_snapshot_dropped_half_way_leaves_all_changes_for_the_next_one(config, meanwhile):
-    table = OneTable(shards=2, **config)
-    for step in range(6):
-        act(table, step, "push")
-    whole = snapshots(table.store, only_changed=False, track=True)
-    table.store.settle_snapshots(are_safe=True)
-    act(table, 6, "push")
-    table.store.freeze_snapshots(only_changed=True, track=True)
-    for step, one in enumerate(meanwhile, 7):
-        if isinstance(one, int):
-            for native_table in tables_of(table):
-                native_table.copy_slice(one)
-        elif one not in ("restore", "forget"):  # which no snapshot of changes tells
-            act(table, step, one)
-    table.store.settle_snapshots(are_safe=False)
-    act(table, 30, "push")
-    other = loaded(table, whole)
-    changes = snapshots(table.store, only_changed=True, track=True)
-    other.store.restore("rows", [s["rows"] for s in changes])
-    for mine, theirs in zip(
-        other.store.export()["rows"], table.store.export()["rows"], strict=True
-    ):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -187,7 +145,7 @@ def test_threads_that_write_all_the_time_do_not_show_in_a_snapshot(config):
                 exported = table.store.export()["rows"]
                 plain = [t.lease(exported[0], 0, len(exported[0])) for t in tables_of(table)]
                 at = sum(steps)
-                table.store.freeze_snapshots(only_changed=False, track=True)
+                table.store.freeze_snapshots()
             while sum(steps) < at + 4:  # writers first, then both at once
                 stop.wait(0.001)
             found = collected(table.store)
@@ -199,7 +157,6 @@ def test_threads_that_write_all_the_time_do_not_show_in_a_snapshot(config):
                     kept = mine["rows"][column]
                     kept = kept[order] if len(kept) else kept
                     np.testing.assert_array_equal(kept, theirs[column], err_msg=column)
-            table.store.settle_snapshots(are_safe=True)
     finally:
         stop.set()
         for one in threads:
@@ -213,7 +170,7 @@ def test_threads_of_one_push_copy_each_row_once():
     table = OneTable(dim=2, optimizer=sgd, initial="constant", initial_scale=0.0)
     handle = table.look_up(np.arange(20_000))
     table.push(handle, -1.0)
-    table.store.freeze_snapshots(only_changed=False, track=False)
+    table.store.freeze_snapshots()
     table.push(handle, -1.0)
     (found,) = collected(table.store)
     values = found["rows"]["rows"].view(np.float32)
@@ -229,33 +186,28 @@ def test_a_snapshot_without_memory_fails_and_training_does_not():
     table = OneTable(**config)
     ids = np.arange(20_000)
     table.push(table.look_up(ids), -1.0)
-    snapshots(table.store, only_changed=False, track=True)
-    table.store.settle_snapshots(are_safe=True)
-    table.push(table.look_up(ids), -1.0)
-    table.store.freeze_snapshots(only_changed=True, track=True)
+    table.store.freeze_snapshots()
     roomy = native.memory_limit()
     native.set_memory_limit(1)
     table.push(table.look_up(ids), -1.0)
     with pytest.raises(MemoryError, match=r"a snapshot .*this process may use 1e-09 GB of memory"):
         collected(table.store)
-    table.store.settle_snapshots(are_safe=False)
-    assert (table.values(ids) == 3).all()
+    table.store.drop_snapshots()
+    assert (table.values(ids) == 2).all()
     native.set_memory_limit(roomy)
-    (changes,) = snapshots(table.store, only_changed=True, track=True)
-    assert (changes["rows"]["rows"].view(np.float32) == 3).all()
-    assert len(changes["rows"]["ids"]) == 20_000
+    (found,) = snapshots(table.store)
+    assert (found["rows"]["rows"].view(np.float32) == 2).all()
+    assert len(found["rows"]["ids"]) == 20_000
 
 
-def test_one_snapshot_at_a_time_and_each_is_collected_before_it_is_kept():
+def test_one_snapshot_at_a_time():
     table = OneTable(dim=2)
     table.push(table.look_up([1, 2, 3]))
     with pytest.raises(RuntimeError, match="there is no snapshot to collect"):
         collected(table.store)
-    table.store.freeze_snapshots(only_changed=False, track=False)
+    table.store.freeze_snapshots()
     with pytest.raises(RuntimeError, match="the snapshot before this one must be settled first"):
-        table.store.freeze_snapshots(only_changed=False, track=False)
-    with pytest.raises(RuntimeError, match="must be collected before it is kept"):
-        table.store.settle_snapshots(are_safe=True)
+        table.store.freeze_snapshots()
     assert sorted(collected(table.store)[0]["rows"]["ids"]) == [1, 2, 3]
 
 
@@ -265,35 +217,10 @@ def test_a_cut_that_fails_at_one_shard_leaves_none_frozen():
     second = tables_of(table)[1]
     second.freeze(False, False)
     with pytest.raises(RuntimeError, match="must be settled first"):
-        table.store.freeze_snapshots(only_changed=False, track=True)
+        table.store.freeze_snapshots()
     second.settle(False)
-    found = snapshots(table.store, only_changed=False, track=False)
+    found = snapshots(table.store)
     assert sum(len(s["rows"]["ids"]) for s in found) == 100
-
-
-def changes_of(table: OneTable) -> tuple[set[int], set[int]]:
-    """Ids of a snapshot of changes, written and gone; it is kept."""
-    (found,) = snapshots(table.store, only_changed=True, track=True)
-    table.store.settle_snapshots(are_safe=True)
-    return set(found["rows"]["ids"].tolist()), set(found["rows"]["removed"].tolist())
-
-
-def test_a_use_is_a_change_of_the_snapshot_after_it_and_of_no_other():
-    table = OneTable(dim=2, capacity=Capacity(rows=4))
-    table.look_up([0, 1, 2, 3])
-    snapshots(table.store, only_changed=False, track=True)
-    table.store.settle_snapshots(are_safe=True)
-    table.push(table.look_up([3]))
-    table.look_up([4])  # takes the place of 0
-    table.look_up([1])
-    table.store.freeze_snapshots(only_changed=True, track=True)
-    table.look_up([3])
-    (found,) = collected(table.store)
-    table.store.settle_snapshots(are_safe=True)
-    assert found["rows"]["ids"].tolist() == [3, 4, 1]  # the next one to go first
-    assert found["rows"]["removed"].tolist() == [0]
-    assert changes_of(table) == ({3}, set())
-    assert changes_of(table) == (set(), set())
 
 
 def test_a_row_that_has_expired_is_in_no_snapshot():
@@ -301,7 +228,7 @@ def test_a_row_that_has_expired_is_in_no_snapshot():
     table.look_up([1, 2], step=0)
     for step in (3, 5):
         table.look_up([2], step)  # creates nothing, so nothing is swept
-    (found,) = snapshots(table.store, only_changed=False, track=False)
+    (found,) = snapshots(table.store)
     assert found["rows"]["ids"].tolist() == [2]
 
 
@@ -326,7 +253,7 @@ def test_every_table_and_shard_is_of_the_instant_of_the_cut():
         train(step)
     with stores[0].consistent_cut():
         expected = stores[0].export()
-        stores[0].freeze_snapshots(only_changed=False, track=False)
+        stores[0].freeze_snapshots()
     for step in range(5, 9):
         train(step)
     found = collected(stores[0])

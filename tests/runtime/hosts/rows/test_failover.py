@@ -12,7 +12,6 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 
 import pytest
 
@@ -25,7 +24,6 @@ from runtime.hosts.launch.processes import ServerProcesses
 from runtime.hosts.rows import client
 from runtime.hosts.rows.failover import Failover
 from runtime.hosts.rows.server_calls import ServerCalls
-from runtime.run.saver import take_rows
 from runtime.stop import PeerError, RunStopped
 from tests.runtime.hosts.served import (
     LAYOUT,
@@ -297,7 +295,7 @@ def test_a_checkpoint_under_way_fails_with_the_server_and_the_next_one_is_whole(
         may_come_back(found, rules)
         one_step(found.store, 0, 0, *IDS)
         found.store.drain()
-        taken = take(found.store, extends=None, track_changes=True)
+        taken = take(found.store)
         if dies == "before it writes":
             kill(found.processes, 0)
             one_step(found.store, 0, 1, *IDS)
@@ -307,45 +305,9 @@ def test_a_checkpoint_under_way_fails_with_the_server_and_the_next_one_is_whole(
         with pytest.raises(OSError, match="server 0 died before its rows of the checkpoint"):
             taken.write(tmp_path / "first")
         assert not list((tmp_path / "first").iterdir()), "nor the file of the other server"
-        take(found.store, extends=None, track_changes=True).write(tmp_path / "second")
+        take(found.store).write(tmp_path / "second")
         again = NativeStore(LAYOUT, [SGD], shards=1)
         load(again, tmp_path / "second")
-        assert counts(again) == counts(found.store)
-
-
-@pytest.mark.first_case
-@pytest.mark.parametrize("dies", ["before the next one", "when it has written"])
-def test_the_checkpoint_after_a_death_holds_all_rows_whatever_it_was_to_extend(
-    dies, tmp_path, monkeypatch
-):
-    """The new server knows of no changes; the others do, and are written whole all the same."""
-    rules = ServerRules(tau=4)
-    with served(rules, servers=2, run_folder=tmp_path) as found:
-        may_come_back(found, rules)
-        one_step(found.store, 0, 0, *IDS)
-        found.store.drain()
-        write, folders = found.store.at_each_server, [tmp_path / str(k) for k in range(3)]
-
-        def written(*verb, **said):
-            told = write(*verb, **said)
-            if dies == "when it has written":
-                kill(found.processes, 0)
-                until(lambda: found.client.at(0).number == 1)
-            return told
-
-        with monkeypatch.context() as patch:
-            patch.setattr(found.store, "at_each_server", written)
-            take_rows(found.store, None, True).write(folders[0])
-        if dies == "before the next one":
-            kill(found.processes, 0)
-        for step, (base, folder) in enumerate(pairwise(folders), 1):
-            one_step(found.store, 0, step, *IDS)
-            found.store.drain()
-            taken = take_rows(found.store, base, True)
-            assert (taken.extends is None) == (step == 1)
-            taken.write(folder)
-        again = NativeStore(LAYOUT, [SGD], shards=1)
-        load(again, folders[-1])
         assert counts(again) == counts(found.store)
 
 

@@ -38,8 +38,8 @@ def freeze_and_thaw(store: RemoteStore) -> None:
 
 def take_a_cut(store: RemoteStore) -> None:
     with store.consistent_cut():
-        store.freeze_snapshots(only_changed=False, track=False)
-    store.settle_snapshots(are_safe=False)
+        store.freeze_snapshots()
+    store.drop_snapshots()
 
 
 def begin_and_go_on(store: RemoteStore) -> None:

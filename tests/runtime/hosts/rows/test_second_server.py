@@ -163,16 +163,15 @@ def test_ranks_that_were_through_before_are_not_through_in_what_begins(begins):
 
 
 @pytest.mark.parametrize("died", [0, 1])
-def test_a_snapshot_is_settled_at_the_servers_that_still_have_it(died):
+def test_a_snapshot_is_dropped_at_the_servers_that_still_have_it(died):
     """The one that came back knows nothing of it."""
     client = Servers(2, 1)
     with store_of(client) as store:
-        store.freeze_snapshots(only_changed=False, track=True)
+        store.freeze_snapshots()
         client.comes_back(died)
         client.called.clear()
-        store.settle_snapshots(are_safe=False)
-        assert client.called == [(1 - died, "settle_rows")]
-        assert store.last_saved is None
+        store.drop_snapshots()
+        assert client.called == [(1 - died, "drop_rows")]
 
 
 @pytest.mark.parametrize("deaths", [0, 1, MOST_FAILOVERS - 1])

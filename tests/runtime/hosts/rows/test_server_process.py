@@ -20,7 +20,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime import stop
 from runtime.__main__ import main
 from runtime.checkpoint.rows import ensure_seen, load
-from runtime.checkpoint.shard import read_manifest, see_folder, write_rows
+from runtime.checkpoint.shard import see_folder, write_rows
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
 from runtime.embedding.batch_rows import FieldVectors, VectorGradients
@@ -28,7 +28,7 @@ from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.files import BrokenFileError, read_arrays
+from runtime.files import BrokenFileError
 from runtime.hosts.launch import processes
 from runtime.hosts.launch.process_config import ServerConfig
 from runtime.hosts.launch.processes import ServerProcesses
@@ -245,11 +245,7 @@ def test_rows_saved_from_servers_come_back_in_any_engine(into, tmp_path):
         for step in range(2):
             one_step(store, 0, step, *range(40 * step, 40 * step + 60))
             store.drain()
-            save(store, tmp_path, incremental=step > 0, track_changes=True)
-        part = read_manifest(tmp_path).parts[-1]
-        files = zip(part.files, part.digests, strict=True)
-        written = [read_arrays(tmp_path / file, digest)[1]["rows/ids"] for file, digest in files]
-        assert sum(map(len, written)) == 60  # of 100: only those that the second step has touched
+        save(store, tmp_path)
         expected = store.export()["rows"]
     with served(ServerRules(tau=0), [table], servers=2) as found:
         again = found.store
