@@ -107,7 +107,7 @@ class Profile:
     """Where the ids come from; its training part needs 4096 samples."""
     device: str = "cpu"
     """Device of the dense network: cpu, or cuda, cuda:1, ..."""
-    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     """What the dense network computes in; tf32 asks for a GPU."""
     threads: Annotated[int, Within(1, 1024)] = 1
     """Threads of each stage; with more than one its times are those of so many cores together."""
@@ -247,7 +247,7 @@ def export(arguments: Sequence[str]) -> None:
             f"for any program: {network.NETWORK}, within {made.furthest:.1e} of the model's"
             f" predictions for {made.tried_on:,} {kind} samples"
         )
-        if made.precision in ("bfloat16", "float16"):
+        if made.precision == "bfloat16":
             print(f"it computes in float32, where the training was in {made.precision}")
     for table, count in result.rows.items():
         print(f"table {printable(table)}: {count:,} rows")

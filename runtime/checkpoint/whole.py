@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
 from persia_sim.base.rules import require
-from persia_sim.base.schema import Count, Within, fit, parse
+from persia_sim.base.schema import Count, fit, parse
 from persia_sim.base.trace import Trace
 from runtime.checkpoint.lineage import Lineage, TrainedOn
 from runtime.checkpoint.places import (
@@ -63,7 +63,7 @@ from runtime.files import (
 )
 from runtime.object_store import address_of, brought, ensure_file, named_as, store_behind
 
-FORMAT = "persia-testbed-run-7"
+FORMAT = "persia-testbed-run-8"
 
 
 class Means(TypedDict):
@@ -96,20 +96,9 @@ class MeterState(TypedDict):
     instants: Instants
 
 
-class Scale(TypedDict):
-    """State of the loss scale."""
-
-    value: Annotated[float, Within(2.0**-200, 2.0**100)]
-    calm: Count
-    step: Count
-    found_finite: bool
-    found_overflow: bool
-
-
 class LearnerState(TypedDict):
-    """The loss scale, and what was noticed of the model and of its rows."""
+    """What was noticed of the model and of its rows."""
 
-    scale: Scale
     drew_unseeded: bool
     rows: dict[str, bool]
 

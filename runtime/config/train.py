@@ -172,8 +172,8 @@ class EngineConfig:
     """Threads of one dense operation, and of a kernel of each of the ``servers``, 1 to 1024."""
     device: str = "cpu"
     """Device of the dense network: cpu, or cuda, cuda:1, ..."""
-    precision: Literal["float32", "float64", "bfloat16", "float16", "tf32"] = "float32"
-    """Precision of the dense network's arithmetic; bfloat16 and float16 by autocast. tf32: on a
+    precision: Literal["float32", "float64", "bfloat16", "tf32"] = "float32"
+    """Precision of the dense network's arithmetic; bfloat16 by autocast. tf32: on a
     GPU, float32 whose matrix products round their factors to 10 bits. float64, for checking laws:
     rows, too; otherwise they are float32."""
     lookups_in_flight: Annotated[int, Within(1, 2**20), FETCHES_CONCURRENT] = (

@@ -217,7 +217,7 @@ class VectorGradients:
 
     vectors: FieldVectors
     factor: float = 1.0
-    """Rows' gradients are multiplied by it after their sums (a loss scale is taken out here)."""
+    """Rows' gradients are multiplied by it after their sums."""
     arrived: Callable[[], object] = lambda: None
     """Returns when the vectors may be read: those of a GPU may be on their way. Raises the error of
     the step where they are not finite."""

@@ -98,7 +98,7 @@ class EmbeddingWorker:
                 handle.batch, handle.plans, gradients.vectors, handle.gradients
             )
 
-        # Take the loss scale out, and round as the rows are rounded on their way.
+        # Of the sum over ranks where that is asked for; rounded as the rows are on their way.
         if gradients.factor != 1.0:
             rows = rows.of((rows.flat * gradients.factor).astype(rows.flat.dtype))
         if self.store.half:

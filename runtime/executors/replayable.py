@@ -102,11 +102,6 @@ def refuse_other_run(trace: Trace, meta: dict[str, Any], name: str) -> None:
         _refuse_too_short(trace, meta.get("steps"), name)
         known = ("mode", "ranks", "batch_per_rank", FRESH)
         meta = {key: meta[key] for key in known if key in meta}
-    elif meta["precision"] == "float16" and not Mode(meta["mode"]).has_barrier:
-        raise ValueError(
-            f"trace {name} cannot be replayed: in mode {meta['mode']} float16 scales its loss by"
-            " timing; record it with precision float32 or bfloat16"
-        )
 
     # Name every difference, and what to type so that there is none.
     named = dict.fromkeys([*meta, *([FRESH] if "data_sha256" in whole else [])])

@@ -145,8 +145,7 @@ class GroupedRank(JoinedRank):
             components.recorder,
             on_update,
             group=group,
-            scale=learner.scale,
-            overlapped=components.overlaps_dense_sync,
+            overlapped=config.sync.mode.overlaps_dense_sync,
             stop=components.stop,
         )
 

@@ -375,7 +375,7 @@ def batch_warnings(
     first = whole[: sum(map(len, apart))]
     difference = np.abs(np.concatenate(apart) - first) / np.maximum(1.0, np.abs(first))
     furthest = float(difference.max())
-    allowed = _APART_IN_16_BITS if precision in ("bfloat16", "float16") else _APART
+    allowed = _APART_IN_16_BITS if precision == "bfloat16" else _APART
     if not furthest > allowed:
         return []
     return [

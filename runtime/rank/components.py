@@ -45,13 +45,12 @@ class OnlyProcess:
         """The rule of the dense weights that the mode asks for; ``on_update`` matters where
         it leads."""
         given = components.config, components.learner.model, components.recorder, on_update
-        if components.config.sync.mode.has_dense_server:
+        mode = components.config.sync.mode
+        if mode.has_dense_server:
             return AsyncRule(*given)
-        if components.config.sync.mode.averages_replicas:
+        if mode.averages_replicas:
             return TimedAveraging(*given)
-        return SharedWeights(
-            *given, overlapped=components.overlaps_dense_sync, stop=components.stop
-        )
+        return SharedWeights(*given, overlapped=mode.overlaps_dense_sync, stop=components.stop)
 
     def begin_leg(self, prepare: Callable[[], None]) -> None:
         """Return when all processes are ready and the leading one has prepared the servers."""
@@ -92,12 +91,6 @@ class Components:
     def store(self) -> EmbeddingStore:
         """The rows of the run, behind the embedding worker."""
         return self.worker.store
-
-    @property
-    def overlaps_dense_sync(self) -> bool:
-        """Whether dense gradients are summed inside the backward passes, by hooks: these see them
-        before a loss scale is taken out, so with a scale it is done after them."""
-        return self.config.sync.mode.overlaps_dense_sync and self.learner.scale.value == 1.0
 
     def close(self) -> None:
         """Give back what the run has opened, if it is for this process alone."""

@@ -22,7 +22,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from persia_sim.base.vocabulary import Stage
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch, Layout
-from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import DenseGradients
 from runtime.embedding.batch_rows import FieldVectors, Handle, VectorGradients
 from runtime.models.inputs import Embeddings, InputShape, predictions
@@ -104,10 +103,8 @@ class Learner:
         self._staging = open_staging(self.device, self.dtype)
         self.allocate = self._staging.allocate
         """Makes the arrays of vectors that will be staged; None: any memory does."""
-        # What must be looked at in every step: overflow, a mean over ranks, numbers drawn at
-        # random.
-        self.scale = LossScale(config)
-        self._reads_late = config.nonfinite == "stop" and config.engine.precision != "float16"
+        # What must be looked at in every step: a mean over ranks, numbers drawn at random.
+        self._reads_late = config.nonfinite == "stop"
         self._is_alone = config.sync.ranks == 1 and config.sync.mode.has_barrier
         self._keeps_buffers = is_imported(network.name) and not (
             self._is_alone and self._reads_late
@@ -142,7 +139,6 @@ class Learner:
             return Gradients(0.0, [None] * len(parameters), None, True)
 
         # Forward; copies of the buffers where it matters that this may change them.
-        scale = self.scale.of(where.step)
         buffers: dict[str, Tensor] = {}
         if self._keeps_buffers:
             buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -156,7 +152,7 @@ class Learner:
         # Backward; the gradients of the weights are handed over, not added up.
         name = self.config.model.name
         with span(Stage.BACKWARD), blamed_on(name, "failed in the backward pass"):
-            (loss * scale if scale != 1.0 else loss).backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]
         dense = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = None
@@ -166,16 +162,12 @@ class Learner:
         # The gradients of the vectors are held until they are scattered onto the rows.
         held = ExitStack()
         embeddings = held.enter_context(self._staging.receive(staged.embeddings))
-        vectors = VectorGradients(embeddings, self._row_factor / scale, held=held)
-        if scale != 1.0:
-            dense = [None if g is None else g / scale for g in dense]
+        vectors = VectorGradients(embeddings, self._row_factor, held=held)
 
         # What is not finite ends the run, or is left out; then nothing of it stays.
         value = loss.item()
         finite = _all_finite(value, dense, embeddings)
-        if finite:
-            self.scale.note_finite(where.step)
-        else:
+        if not finite:
             held.close()
             self._refuse_or_skip(where, value)
             for name, was in buffers.items():
@@ -206,12 +198,7 @@ class Learner:
         return Gradients(late, dense, vectors, True)
 
     def _refuse_or_skip(self, where: Handle, loss: float) -> None:
-        """Gradients are not finite: raise, or go on without this batch.
-
-        A finite loss whose scaled gradients overflow is float16's daily bread: the scale is halved.
-        """
-        if math.isfinite(loss) and self.scale.note_overflow(where.step):
-            return
+        """Gradients are not finite: raise, or go on without this batch."""
         if self.config.nonfinite == "stop":
             raise NonFiniteError(
                 f"loss {loss} or a gradient is not finite at rank {where.rank},"
@@ -326,13 +313,13 @@ def enter_device(name: str) -> None:
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
-    """Around a forward pass: torch's autocast in the two short precisions, else nothing.
+    """Around a forward pass: torch's autocast in bfloat16, else nothing.
 
     ``device``: cpu, cuda, cuda:1 and so on.
     """
-    kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-    short = kinds.get(precision)
-    return torch.autocast(device.partition(":")[0], short) if short else nullcontext()
+    if precision != "bfloat16":
+        return nullcontext()
+    return torch.autocast(device.partition(":")[0], torch.bfloat16)
 
 
 def round_products(precision: str) -> None:

@@ -57,8 +57,6 @@ class Figures:
     pushes_lost: int
     pushes_lost_at: list[int]
     """Pushes lost at each server, with those that were left out."""
-    loss_scale: float
-    """Loss scale of the last update."""
     ranks_fused: bool
     checkpoints_written: int
     checkpoints_failed: int

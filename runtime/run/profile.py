@@ -44,7 +44,7 @@ from runtime.run.process_costs import RANKS, REPEATS, SUMMED_BYTES, server_calls
 from runtime.run.stage_times import Drawn, count_ids, measured_stages, timed_run
 
 SCHEMA = 3
-Precision = Literal["float32", "tf32", "bfloat16", "float16"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 BATCHES = (64, 192, 512, 1536, 4096)
 LEAST_STEPS, MOST_STEPS = 18, 240
 RUN_SAMPLES = 36_864

@@ -309,7 +309,6 @@ class Training:
             row_gradients_dropped=sum(counts[name] for name in counts if "gradients_" in name),
             pushes_lost_at=lost,
             rows_replaced=sum(replaced),
-            loss_scale=components.learner.scale.value,
             ranks_fused=components.fused,
             checkpoints_written=history.checkpoints_written - history.checkpoints_failed,
             checkpoints_failed=history.checkpoints_failed,
@@ -377,7 +376,6 @@ class Training:
             facts=plain(self.facts),
             servers=plain(components.store.server_counters()),
             learner={
-                "scale": cast(Any, components.learner.scale.state_dict()),
                 "drew_unseeded": components.learner.drew_unseeded,
                 "rows": components.worker.state_dict(),
             },
@@ -420,7 +418,6 @@ class Training:
             load(components.store, start.rows)
         if self.leads:
             components.store.resume_run(self._rules, state.servers)
-        components.learner.scale.load_state_dict(state.learner["scale"])
         components.learner.drew_unseeded = state.learner["drew_unseeded"]
         components.worker.load_state_dict(state.learner["rows"])
         self._go_on_with_order(start)

@@ -323,7 +323,7 @@ def _readme(manifest: Manifest, rows: dict[str, int]) -> str:
             f" no code. On {manifest.tried_on:,} {kind} samples its predictions were within"
             f" {manifest.furthest:.2g} of the model's"
         ]
-    if manifest.precision in ("bfloat16", "float16"):
+    if manifest.precision == "bfloat16":
         dense += [
             f"  The model was trained in {manifest.precision}, `{NETWORK}` computes in float32"
         ]

@@ -24,7 +24,7 @@ from runtime.models.networks import BUILT_IN, build_model, is_imported
 from runtime.rank.learner import autocast
 from runtime.serving.graph import Graph, graph_of, library
 
-Precision = Literal["float32", "float64", "bfloat16", "float16", "tf32"]
+Precision = Literal["float32", "float64", "bfloat16", "tf32"]
 Form = Literal["built-in", "graph", "class"]
 """What is needed beside the rows: weights of a network of ours, `dense.onnx`, or weights and the
 user's class."""

@@ -56,7 +56,6 @@ class Store:
 def state(samples):
     meter = Meter()
     meter.samples, meter.updates = samples, samples // 10
-    scale = {"value": 1.0, "calm": 0, "step": 0, "found_finite": False, "found_overflow": False}
     return RunState(
         samples=samples,
         updates=samples // 10,
@@ -65,7 +64,7 @@ def state(samples):
         layout={"fields": [{"name": "f"}]},
         facts={"ranks": 1, "shards": 1, "data_sha256": ""},
         servers=Store().rows.server_counters(),
-        learner={"scale": scale, "drew_unseeded": False, "rows": {}},
+        learner={"drew_unseeded": False, "rows": {}},
         meter=plain(meter.state_dict()),
         history={},
         files={},

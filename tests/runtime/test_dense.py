@@ -295,11 +295,6 @@ def test_the_all_reduce_of_the_other_modes_happens_after_it(monkeypatch, mode):
     assert where_sums_are_taken(monkeypatch, mode=mode) == (0, PARAMETERS)
 
 
-def test_a_loss_scale_is_taken_out_before_gradients_are_summed(monkeypatch):
-    changes = {"precision": "float16", "mode": Mode.HYBRID}
-    assert where_sums_are_taken(monkeypatch, **changes) == (0, PARAMETERS)
-
-
 @pytest.mark.parametrize("tau", [0, 2])
 def test_overlapped_and_exposed_sums_are_the_same_bytes(tau):
     hybrid = run(chosen(mode=Mode.HYBRID, tau=tau, ranks=3, executor="concurrent"), SOURCE)

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from persia_sim.base.trace import Event, Kind, TraceRecorder
 from runtime.config import EngineConfig, ModelConfig, SyncConfig, TrainConfig
-from runtime.dense import averaging, buckets, loss_scale
+from runtime.dense import averaging, buckets
 from runtime.dense.averaging import AveragingRound, mean_model
-from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
 from runtime.hosts.dense import group as group_module
@@ -135,9 +134,6 @@ WAYS = {
 
 def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:
     group = RankGroup(rank, ranks, store, torch.device("cpu"))
-    float16 = EngineConfig(precision="float16")
-    loss_scale.FIRST_SCALE = 8.0  # in this process alone
-    scale = LossScale(TrainConfig(sync=SyncConfig(ranks=ranks), engine=float16))
     for name, (overlapped, gathers, dense_lag) in WAYS.items():
         told, recorder = Told(), TraceRecorder()
         model = fresh_model()
@@ -148,25 +144,12 @@ def over_processes(rank: int, ranks: int, store: dist.Store, folder: Path) -> No
         rule = DistributedWeights(
             settings(dense_lag), model, recorder,
             lambda *news: told.append(news),  # noqa: B023
-            group=group, overlapped=overlapped, scale=scale, stop=Stop(),
+            group=group, overlapped=overlapped, stop=Stop(),
         )  # fmt: skip
         train(rule, rank)
         rule.drain()
         np.savez(folder / f"{name}-{rank}.npz", told=np.array(told), **weights_of(model))
         assert len(recorder.finish()) == (STEPS if rank == 0 else 0)
-    assert scale.value == 8.0
-    if rank == 2:
-        scale.note_overflow(0)
-    rule.end_step(StepGradients(rank, STEPS, [None] * len(list(model.parameters())), 0.0, 1))
-    assert scale.value == 4.0, "an overflow at one rank halves the factor of all"
-    loss_scale._GROWTH_UPDATES = 1  # in this process alone
-    scale.of(STEPS + 1)
-    left_out = rank == 1
-    if not left_out:
-        scale.note_finite(STEPS + 1)
-    gradients = None if left_out else [None] * len(list(model.parameters()))
-    rule.end_step(StepGradients(rank, STEPS + 1, gradients, 0.0, 1))
-    assert scale.value == 8.0, "it grows where a rank is left out"
     group.agree("facts", {"tau": 4, "data": "abc"})
     try:
         group.agree("other facts", {"tau": 4 + (rank == 2)})

@@ -17,7 +17,7 @@ from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import DataConfig, ModelConfig, TrainConfig
-from runtime.dense import averaging, loss_scale
+from runtime.dense import averaging
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.rank.learner import Learner
 from runtime.run.saver import Saving
@@ -127,18 +127,6 @@ def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(
     again = config(ranks=3, shards=2, mode=mode, executor="replay", trace=tmp_path / "trace.npz",
                    tau=DEFAULT_TAU, **shares)  # fmt: skip
     assert_same_bytes(resumed, train(again, SOURCE))
-
-
-def test_half_precision_keeps_its_loss_scale_over_a_resume(tmp_path, monkeypatch):
-    """The first scale overflows: it is halved, on both sides of the cut."""
-    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 2.0**30)
-    chosen = every(2, precision="float16", batch=12, nonfinite="skip")
-    whole = run(chosen, tmp_path / "whole")
-    (first, *_) = complete_checkpoints(tmp_path / "whole")
-    before = read_checkpoint(first).state.learner["scale"]["value"]
-    assert 2.0**30 > before > whole.figures.loss_scale
-    assert whole.figures.batches_skipped > read_checkpoint(first).state.meter["batches_skipped"]
-    assert_same_run(whole, run(chosen, tmp_path / "resumed", first))
 
 
 class DropsByFunction(nn.Module):

@@ -16,7 +16,6 @@ import torch
 from persia_sim.base.trace import Kind
 from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
-from runtime.dense import loss_scale
 from runtime.embedding.config import RowOptimizer
 from runtime.rank.learner import NonFiniteError
 from runtime.rank.staging import HostStaging
@@ -159,23 +158,6 @@ def test_poison_stops_the_run_and_names_rank_and_step(executor, poison):
     settings = chosen(nonfinite="stop", mode=Mode.HYBRID, tau=1, executor=executor)
     with pytest.raises(NonFiniteError, match=r"rank 2, step 4;.*--nonfinite skip"):
         run(settings, source)
-
-
-@pytest.mark.parametrize("poison", POISONS)
-def test_float16_blames_its_scale_for_gradients_and_not_for_a_loss_that_is_no_number(
-    poison, monkeypatch
-):
-    source = poisoned(0)
-    source._all.dense[BATCH * 4, 1] = POISONS[poison]
-    settings = chosen(nonfinite="stop", dtype="float32", precision="float16")
-    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 256.0)
-    if poison == "loss":
-        with pytest.raises(NonFiniteError, match="loss nan or a gradient is not finite at rank 0"):
-            run(settings, source)
-    else:
-        world = run(settings, source)
-        assert world.learner.scale.value == 128.0
-        assert world.meter.batches_skipped == 1
 
 
 def test_averaging_skips_in_the_replica_of_the_rank_alone():

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.base.trace import Event, Kind, Trace
+from persia_sim.base.trace import Kind, Trace
 from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
-from runtime.dense import loss_scale
-from runtime.executors.replayable import other_facts, refuse_other_run, trace_meta
-from runtime.rank.components import tables_of
+from runtime.executors.replayable import other_facts
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, TwoTables, changed, config, run
 
@@ -155,26 +153,12 @@ def test_replay_notices_a_push_to_a_shard_that_the_batch_does_not_touch():
         run(lone, SOURCE, order=twice)
 
 
-@pytest.mark.parametrize("change", [{}, {"precision": "float16"}], ids=["float32", "float16"])
-def test_a_run_of_the_barrier_modes_is_replayed_from_its_file(change, tmp_path, monkeypatch):
-    """float16, too: its loss scale is decided once a step, whoever is first."""
-    hybrid = {"mode": Mode.HYBRID, "tau": 2, "ranks": 4}
-    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 2.0**27)
-    chosen = config(executor="concurrent", **hybrid, **change)
+def test_a_run_of_the_barrier_modes_is_replayed_from_its_file(tmp_path):
+    chosen = config(executor="concurrent", mode=Mode.HYBRID, tau=2, ranks=4)
     recorded = train(chosen, SOURCE)
     recorded.trace.save(tmp_path / "t.npz")
     again = train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
     assert again.final.predictions.tobytes() == recorded.final.predictions.tobytes()
-    assert again.figures.loss_scale == recorded.figures.loss_scale
-    if change:
-        assert recorded.figures.batches_skipped > 0
-
-
-def test_float16_in_async_is_not_replayed():
-    chosen = config(mode=Mode.ASYNC, precision="float16")
-    meta = trace_meta(chosen, SOURCE, tables_of(chosen, SOURCE.layout, {}))
-    with pytest.raises(ValueError, match="in mode async float16 scales its loss by timing"):
-        refuse_other_run(Trace.of([Event(0, 0, 0)], **meta), meta, "t.npz")
 
 
 def test_replay_refuses_a_trace_whose_last_steps_are_missing(tmp_path):

@@ -18,7 +18,6 @@ from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import find_checkpoint, read_checkpoint
 from runtime.config import ModelConfig
-from runtime.dense import loss_scale
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.serving.trained import open_trained
 from tests.runtime import test_law_of_resume as resume
@@ -141,18 +140,6 @@ def test_a_step_that_is_left_out_leaves_its_place_empty(executor):
     world = run(nonfinite.chosen(dense_lag=2, executor=executor), source)
     steps = {"size": nonfinite.BATCH, "ranks": nonfinite.RANKS, "left_out": nonfinite.LEFT_OUT}
     assert_equal_to(plain_training(nonfinite.chosen(), source, dense_lag=2, **steps), world)
-
-
-def test_gradients_wait_without_their_loss_scale(monkeypatch):
-    """float16, whose first scales overflow: what waits was divided by the scale of its own step."""
-    monkeypatch.setattr(loss_scale, "FIRST_SCALE", 2.0**30)
-    half = {"precision": "float16", "nonfinite": "skip"}
-    once = run(config(**half), SOURCE)
-    late = run(config(**half, dense_lag=1), SOURCE)
-    skipped = once.meter.batches_skipped
-    assert 0 < skipped == late.meter.batches_skipped < 13
-    assert late.learner.scale.value == once.learner.scale.value == 2.0 ** (30 - skipped)
-    assert np.isfinite(np.concatenate([a.ravel() for a in late.state().values()])).all()
 
 
 @pytest.mark.parametrize("name", ["sync", "hybrid", "threads"])

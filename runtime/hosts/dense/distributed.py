@@ -3,9 +3,9 @@
 A bucket of gradients is a flat buffer that sets out as soon as it is full: during the backward pass
 (hooks on the parameters) or after it. Every rank sends the same buckets in the same order, zeros
 where it has no gradient. With the last one, which sets out after the backward pass, go the facts of
-the rank: whether it is left out, its loss and samples, which parameters it has gradients of, what
-its loss scale saw. So all ranks decide the same, none can wait for a bucket that another one does
-not send, and a small network costs one message a step.
+the rank: whether it is left out, its loss and samples, which parameters it has gradients of. So all
+ranks decide the same, none can wait for a bucket that another one does not send, and a small
+network costs one message a step.
 
 ``ring`` adds up in torch's order; ``gather`` brings every rank's buffer here and adds up in rank
 order, which gives the bytes of ranks that are threads, for W times the memory.
@@ -20,13 +20,12 @@ from torch import Tensor, nn
 from persia_sim.base.trace import TraceRecorder
 from runtime.config import TrainConfig
 from runtime.dense.buckets import Buckets, gathers
-from runtime.dense.loss_scale import LossScale
 from runtime.dense.optimizer import DenseGradients, sum_in_rank_order
 from runtime.dense.rules import BarrierRule, OnUpdate, StepGradients
 from runtime.hosts.dense.group import RankGroup
 from runtime.stop import Stop
 
-_LEFT_OUT, _SPOILT, _LOSS, _SAMPLES, _FINITE, _OVERFLOW, _STEP, _PRESENT = range(8)
+_LEFT_OUT, _SPOILT, _LOSS, _SAMPLES, _STEP, _PRESENT = range(6)
 """Columns of the facts; from the last one on, a column per parameter."""
 _FACT_BYTES = 8
 
@@ -43,14 +42,12 @@ class DistributedWeights(BarrierRule):
         *,
         group: RankGroup,
         overlapped: bool,
-        scale: LossScale,
         stop: Stop,
     ) -> None:
         """``recorder``: the updates are recorded at rank 0 alone."""
         recorder = recorder if group.rank == 0 else TraceRecorder(keep=False)
         super().__init__(config, model, recorder, on_update)
         self._group = group
-        self._scale = scale
         self._stop = stop
         self._parameters = list(model.parameters())
         for parameter in self._parameters:
@@ -64,16 +61,14 @@ class DistributedWeights(BarrierRule):
         self._group.status = f"trains step {given.step}"
         with self._stop.working():  # the others may still compute: nobody is stuck
             sums, facts = self._reduce.join(given.gradients, self._facts(given))
-        self._scale.take_in(bool(facts[:, _FINITE].any()), bool(facts[:, _OVERFLOW].any()))
         losses = facts[facts[:, _LEFT_OUT] == 0, _LOSS].tolist()
         self.update(self._version, sums, losses, int(facts[:, _SAMPLES].sum()))
 
     def _facts(self, given: StepGradients) -> list[float]:
         _, step, gradients, loss, samples = given
-        finite, overflow = self._scale.reports
         present = gradients if gradients is not None else [None] * len(self._parameters)
         left_out = gradients is None
-        facts = [left_out, 0, 0.0 if left_out else float(loss), samples, finite, overflow, step]
+        facts = [left_out, 0, 0.0 if left_out else float(loss), samples, step]
         return [*map(float, facts), *(float(g is not None) for g in present)]
 
 

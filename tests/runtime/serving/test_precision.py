@@ -19,7 +19,7 @@ WEIGHTS = ModelConfig(name="tests.runtime.serving.trained_runs:Branches", hidden
 
 @pytest.mark.first_case
 @pytest.mark.parametrize("model", [ModelConfig(hidden=(8,)), WEIGHTS], ids=["program", "weights"])
-@pytest.mark.parametrize("precision", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
 def test_a_run_and_its_export_predict_in_the_precision_of_the_training(
     precision: str, model: ModelConfig, tmp_path: Path
 ) -> None:
