@@ -319,7 +319,7 @@ def open_model(
 def _model_in(path: Path, on_warning: Callable[[str], None], trust: bool) -> Model:
     # An export is read as it lies there.
     if (path / MANIFEST).is_file():
-        return Model(*read_export(path, on_warning, trust=trust), trained=read_trained_on(path))
+        return Model(*read_export(path), trained=read_trained_on(path))
 
     # A checkpoint is opened as a run, of which rows and network are kept.
     checkpoint = find_checkpoint(path, on_warning)

@@ -233,12 +233,7 @@ def export(arguments: Sequence[str]) -> None:
     # What was written, and what somebody needs to use it.
     result = exported.export(trained, options.out, rows)
     made = result.manifest
-    needs = {
-        "built-in": f"built-in {made.model}",
-        "graph": f"{made.model}, none of whose code is needed",
-        "class": f"its class {made.model} opens it",
-    }
-    print(printable(f"dense network: {network.WEIGHTS}, {needs[made.dense]}"))
+    print(printable(f"dense network: {network.WEIGHTS}, the weights of {made.model}"))
     if made.why_no_graph:
         print(printable(f"no {network.NETWORK}: {made.why_no_graph}"))
     else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,14 +31,12 @@ from runtime.files import (
     read_sealed,
     write_sealed,
 )
-from runtime.models.imported import refuse_code_in
 from runtime.models.inputs import InputShape
 from runtime.object_store import ensure_file
 from runtime.serving.graph import drawn, inputs_of, require_libraries
 from runtime.serving.network import (
     NETWORK,
     WEIGHTS,
-    Form,
     Precision,
     Score,
     dtype_of,
@@ -48,14 +45,14 @@ from runtime.serving.network import (
 )
 from runtime.serving.trained import Trained, Vectors, read_vectors, write_vectors
 
-FORMAT = "persia-testbed-model-4"
+FORMAT = "persia-testbed-model-5"
 MANIFEST = "manifest.json"
 README = "README.md"
 ROWS = "rows"
 _TRIED = (1, 2, 3, 1000)
 """Samples on which a network is tried after its export."""
 _MOST_MANIFEST_BYTES = 2**20
-_MOST_TASKS, _MOST_WIDTHS = 256, 32
+_MOST_TASKS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +68,7 @@ class Manifest:
     model: str
     model_code: str | None = None
     """Checksum of the code that it was trained with, as `code_sha256` has it."""
-    hidden: tuple[Count, ...]
     precision: Precision
-    dense: Form
-    """What makes the network, beside its weights."""
     why_no_graph: str
     """Why there is no `dense.onnx`; empty where there is one."""
     tried_on: Count
@@ -94,12 +88,9 @@ class Manifest:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, these, most in (
-            ("layout.tasks", self.layout.tasks, _MOST_TASKS),
-            ("hidden", self.hidden, _MOST_WIDTHS),
-        ):
-            rule = f"an export has at most {most} of them"
-            require(len(these) <= most, f"the number of {name}", len(these), rule)
+        count = len(self.layout.tasks)
+        rule = f"an export has at most {_MOST_TASKS} of them"
+        require(count <= _MOST_TASKS, "the number of layout.tasks", count, rule)
 
 
 class Exported(NamedTuple):
@@ -139,9 +130,7 @@ def export(trained: Trained, folder: Path, rows: Batch | None = None) -> Exporte
         config = trained.config
         precision = config.engine.precision
         tried = _made_up(shape, precision) if rows is None else _of_rows(trained, rows)
-        network = write_network(
-            fresh, trained.learner.model, config.model.name, shape, precision, tried
-        )
+        network = write_network(fresh, trained.learner.model, shape, precision, tried)
         has_graph = not network.why_no_graph
 
         # What the folder says of itself, for programs and for people.
@@ -154,10 +143,8 @@ def export(trained: Trained, folder: Path, rows: Batch | None = None) -> Exporte
             tables={name: asdict(table) for name, table in trained.tables.items()},
             model=config.model.name,
             model_code=state.facts.get("model_code"),
-            hidden=config.model.hidden,
             precision=precision,
             seed=config.seed,
-            dense=network.form,
             why_no_graph=network.why_no_graph,
             tried_on=len(tried[-1][0]) if has_graph else 0,
             tried_on_test_rows=has_graph and rows is not None,
@@ -218,17 +205,20 @@ def file_of(table: str) -> str:
 
 
 def read_export(
-    folder: Path, on_warning: Callable[[str], None], *, trust: bool = False
+    folder: Path,
 ) -> tuple[Layout, dict[str, Vectors], Score, dict[str, Any], str, str]:
     """All that a `runtime.inference.Model` is made of; `BrokenFileError` naming the file that
-    cannot be trusted. ``on_warning`` is told whose code is run, where the network needs its class;
-    ``trust``: as of `refuse_code_in`."""
+    cannot be trusted, ValueError where the network is no graph."""
     # Every file that is needed, and each the one that was written.
     file = folder / MANIFEST
     manifest = _manifest_in(folder)
-    needed = {WEIGHTS, *(f"{ROWS}/{file_of(name)}" for name in manifest.tables)}
-    needed |= {NETWORK} if manifest.dense == "graph" else set()
-    if not needed <= set(manifest.files) <= needed | {NETWORK, TRAINED}:
+    if manifest.why_no_graph:
+        raise ValueError(
+            f"{folder} has the rows and the weights of {manifest.model}, and no {NETWORK}"
+            f" ({manifest.why_no_graph}): open the run itself, which imports the class"
+        )
+    needed = {WEIGHTS, NETWORK, *(f"{ROWS}/{file_of(name)}" for name in manifest.tables)}
+    if not needed <= set(manifest.files) <= needed | {TRAINED}:
         raise BrokenFileError(f"{file}: files are {sorted(manifest.files)}, not {sorted(needed)}")
     for name, digest in manifest.files.items():
         ensure_file(folder / name, digest)
@@ -244,14 +234,10 @@ def read_export(
             raise BrokenFileError(f"{file}: table {name!r} is called {config.name!r}, too")
         ids, values = read_vectors(folder / ROWS / file_of(name), config)
         tables[name] = Vectors(config, manifest.seed, ids, values)
-    if manifest.dense == "class":
-        refuse_code_in(folder, manifest.model, on_warning, manifest.model_code, trust=trust)
     shape = _shape(manifest.layout, {name: vectors.config for name, vectors in tables.items()})
-    network = read_network(
-        folder, manifest.dense, manifest.model, shape, manifest.hidden, manifest.precision
-    )
+    network = read_network(folder, shape, manifest.precision)
     # A graph computes in float32, also where the training was in 16 bits.
-    precision = "float32" if manifest.dense == "graph" else manifest.precision
+    precision = "float32" if manifest.precision == "bfloat16" else manifest.precision
     return manifest.layout, tables, network, manifest.schema, manifest.model, precision
 
 
@@ -327,8 +313,6 @@ def _readme(manifest: Manifest, rows: dict[str, int]) -> str:
         dense += [
             f"  The model was trained in {manifest.precision}, `{NETWORK}` computes in float32"
         ]
-    if manifest.dense == "class":
-        dense += [f"  To open it, the class `{manifest.model}` is needed"]
 
     # How to use it.
     return f"""# A trained model

@@ -1,9 +1,8 @@
 """The dense network of an export, written and read as data: nothing that is read is code.
 
-`dense.safetensors` holds the weights, in the format of that name. A built-in network is made anew
-from its name and widths. `dense.onnx` holds the whole network, for other programs, and for this one
-where the network is a class of the user's (see `graph`). Of a class that is no graph, the class
-itself is needed again.
+`dense.onnx` holds the network, for this package and other programs (see `graph`), and
+`dense.safetensors` its weights, in the format of that name. A class that is no graph has its
+weights alone: such a model is opened from its run.
 """
 
 from __future__ import annotations
@@ -18,16 +17,12 @@ from torch import Tensor, nn
 
 from runtime.data.batch import Layout
 from runtime.embedding.batch_rows import FieldVectors
-from runtime.files import BrokenFileError, read_bounded
+from runtime.files import read_bounded
 from runtime.models.inputs import Embeddings, InputShape, predictions
-from runtime.models.networks import BUILT_IN, build_model, is_imported
 from runtime.rank.learner import autocast
 from runtime.serving.graph import Graph, graph_of, library
 
 Precision = Literal["float32", "float64", "bfloat16", "tf32"]
-Form = Literal["built-in", "graph", "class"]
-"""What is needed beside the rows: weights of a network of ours, `dense.onnx`, or weights and the
-user's class."""
 WEIGHTS = "dense.safetensors"
 NETWORK = "dense.onnx"
 MOST_BYTES = 512 * 2**20
@@ -81,7 +76,6 @@ def dtype_of(precision: str) -> torch.dtype:
 class Written(NamedTuple):
     """What was written of a network."""
 
-    form: Form
     why_no_graph: str
     """Empty where there is one."""
     furthest: float
@@ -91,7 +85,6 @@ class Written(NamedTuple):
 def write_network(
     folder: Path,
     model: nn.Module,
-    name: str,
     shape: InputShape,
     precision: str,
     tried: Sequence[tuple[np.ndarray, FieldVectors]],
@@ -100,7 +93,7 @@ def write_network(
     tensors.
 
     ``tried``: dense features and vectors on which the graph must predict what the model does,
-    computed in the type of its weights; else its file goes, and the class is needed.
+    computed in the type of its weights; else there is no such file.
     """
     write_weights(folder / WEIGHTS, model.state_dict())
     dtype = dtype_of(precision)
@@ -115,9 +108,9 @@ def write_network(
         while cause.__cause__ is not None:
             cause = cause.__cause__
         reason = f"{type(cause).__name__}: {' '.join(str(cause).split())[:300]}"
-        return Written("class" if is_imported(name) else "built-in", reason, float("nan"))
+        return Written(reason, float("nan"))
     file.write_bytes(content)
-    return Written("graph" if is_imported(name) else "built-in", "", furthest)
+    return Written("", furthest)
 
 
 def _furthest(
@@ -162,50 +155,7 @@ def write_weights(file: Path, tensors: Mapping[str, Any]) -> None:
 # Read.
 
 
-def read_network(
-    folder: Path, form: Form, name: str, shape: InputShape, hidden: tuple[int, ...], precision: str
-) -> Score:
-    """What `write_network` wrote; `BrokenFileError` for any other content. The ``name`` of a class
-    is imported where that is the form: who calls has asked whether it may be."""
-    dtype = dtype_of(precision)
-    if form == "graph":
-        file = folder / NETWORK
-        return Graph(read_bounded(file, MOST_BYTES), shape, dtype, file).score
-    tensors = read_weights(folder / WEIGHTS)
-    try:
-        if form == "built-in":
-            _refuse_other_shapes(name, shape, hidden, tensors)
-        model = build_model(name, shape, hidden, 0).to(dtype)
-        model.load_state_dict(tensors)
-    except (RuntimeError, KeyError, IndexError) as error:
-        reason = " ".join(str(error).split())
-        raise BrokenFileError(
-            f"{folder / WEIGHTS} does not hold the network's weights: {reason}"
-        ) from None
-    return score_with(Scorer(model, precision).eval(), dtype, shape.layout)
-
-
-def _refuse_other_shapes(
-    name: str, shape: InputShape, hidden: tuple[int, ...], tensors: Mapping[str, Tensor]
-) -> None:
-    """Before any memory is asked for: a network of widths that are none of these weights'."""
-    if name not in BUILT_IN:
-        raise KeyError(f"no network is called {name}")
-    with torch.device("meta"):
-        wanted = build_model(name, shape, hidden, 0).state_dict()
-    for weight in sorted(wanted.keys() ^ tensors.keys()):
-        raise KeyError(f"{weight} is {'lacking' if weight in wanted else 'none of them'}")
-    for weight, one in wanted.items():
-        if one.shape != tensors[weight].shape:
-            obtained = tuple(tensors[weight].shape)
-            raise KeyError(f"{weight} has shape {obtained}, not {tuple(one.shape)}")
-
-
-def read_weights(file: Path) -> dict[str, Tensor]:
-    """What `write_weights` wrote; `BrokenFileError` for any other content."""
-    content = read_bounded(file, MOST_BYTES)
-    try:
-        result: dict[str, Tensor] = library("safetensors.torch").load(content)
-    except (Exception, OverflowError) as error:  # of the library's own kinds
-        raise BrokenFileError(f"{file} is no file of weights: {error}") from None
-    return result
+def read_network(folder: Path, shape: InputShape, precision: str) -> Score:
+    """What `write_network` wrote; `BrokenFileError` for any other content."""
+    file = folder / NETWORK
+    return Graph(read_bounded(file, MOST_BYTES), shape, dtype_of(precision), file).score

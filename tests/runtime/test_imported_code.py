@@ -129,13 +129,6 @@ def test_a_run_of_edited_code_is_told_and_its_trace_is_not_replayed(home, capsys
         for words in (["evaluate", run], ["export", run, "--out", str(home / "exported")]):
             assert main([*words, "--trust"]) == 0
             assert "code of model nets.mine:Net was edited since" in capsys.readouterr().err
-        told: list[str] = []
-        assert open_model(home / "exported", told.append, trust=True).layout.fields
-        assert "the code of model nets.mine:Net was edited since" in told[-1]
-        (home / "helper.py").write_text("WIDTH = 8\n")
-        again: list[str] = []
-        open_model(home / "exported", again.append, trust=True)
-        assert len(told) == 2 and again == told[:1]
         (home / "helper.py").write_text("WIDTH = 9\n")
         named = ["--model.name", "nets.mine:Net"]
         assert main(["train", "--resume", run, "--steps", "6", *named]) == 0
@@ -231,7 +224,7 @@ def test_a_users_package_that_is_called_as_one_of_ours_is_named(module, home, mo
 
 @pytest.fixture
 def archive(home, monkeypatch):
-    """What somebody got: runs, an export, and code beside them, which they name; it leaves a mark
+    """What somebody got: runs, and code beside them, which they name; it leaves a mark
     when it is imported. Where the folders of runs and of code lie: beside, or deeper apart."""
     monkeypatch.chdir(home)
 
@@ -243,8 +236,6 @@ def archive(home, monkeypatch):
         words = ["train", "--data.name", "synthetic", "--batch", "16", "--test-rows", "200"]
         words += ["--model.name", name, "--checkpoint-every", "2", "--steps", "4"]
         assert main([*words, "--out", str(runs_folder / "run")]) == 0
-        out = ["--out", str(runs_folder / "export")]
-        assert main(["export", str(runs_folder / "run"), "--trust", *out]) == 0
         (runs_folder / "options.toml").write_text(f'steps = 2\n[model]\nname = "{name}"\n')
         file.write_text(f"open({str(home / 'it ran')!r}, 'w')\n{file.read_text()}")
         (home / "table.csv").write_text("a,b\n1,2\n")
@@ -273,7 +264,6 @@ def test_code_that_may_have_come_with_a_run_is_not_run_unless_somebody_says_so(
     commands = [
         ["evaluate", run],
         ["predict", run, "--data", "table.csv", "--out", "scores.csv"],
-        ["predict", str(runs / "export"), "--data", "table.csv", "--out", "scores.csv"],
         ["export", run, "--out", str(home / "again")],
         ["train", "--resume", run, "--steps", "6"],
         ["train", "--config", f"{run}/config.json", "--out", other],
@@ -284,9 +274,8 @@ def test_code_that_may_have_come_with_a_run_is_not_run_unless_somebody_says_so(
         assert f"model {name} would run {home}/got/" in told, words
         assert "may have come with it from somebody else: read it, and to run it" in told
         assert "add --trust" in told
-    for folder in (run, runs / "export"):
-        with pytest.raises(ValueError, match=r"add --trust \(in Python: trust=True\)"):
-            open_model(folder)
+    with pytest.raises(ValueError, match=r"add --trust \(in Python: trust=True\)"):
+        open_model(run)
     sweep = ["sweep", "staleness.toml", "--config", str(runs / "options.toml"), "--dry-run"]
     sweep += ["--set", "data.name=synthetic"]
     assert experiments(sweep) == 2
@@ -316,7 +305,6 @@ def test_code_of_ones_own_folder_is_run_as_before(home, monkeypatch, capsys):
         assert main(["evaluate", "runs/mine"]) == 0
         assert main(["export", "runs/mine", "--out", "runs/exported"]) == 0
         assert "runs the code in" not in capsys.readouterr().err, "it was told, and is as it was"
-        assert open_model("runs/exported").layout.fields
         assert main(["train", "--config", "runs/mine/config.json", *words[:-1], "runs/b"]) == 0
     finally:
         sys.modules.pop("own_class", None)
