@@ -105,7 +105,7 @@ def score(folder: Path, frame: pd.DataFrame) -> pd.DataFrame:
     parts, given = [], {"dense": dense}
     for field in manifest["inputs"]["fields"]:
         column = next(c for c in schema["columns"] if c["name"] == field["name"])
-        if {"with_column", "modulo", "max_id"} & column.keys():
+        if {"with_column", "modulo"} & column.keys():
             raise SystemExit(f"column {field['name']}: see docs/export.md for its options")
         table, cells = tables[field["table"]], texts[field["name"]]
         bags = [ids_of(column, field["number"], cell, missing) for cell in cells]

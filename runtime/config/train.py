@@ -77,8 +77,7 @@ class ModelConfig:
     """The dense network and its optimiser."""
 
     name: Annotated[str, OF_GROUP] = "mlp"
-    """mlp, dlrm, deepfm, dcn; mmoe, ple (of several tasks); or package.module:Class for
-    your own."""
+    """mlp, dlrm, deepfm, dcn; mmoe (of several tasks); or package.module:Class for your own."""
     hidden: tuple[Annotated[int, Within(1, 2**20)], ...] = (256, 128)
     """Widths of the hidden layers; the paper's are 4096 2048 1024 512 256."""
     optimizer: str = "adam"

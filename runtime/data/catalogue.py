@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from persia_sim.base.files import parsed
 from persia_sim.base.schema import Checked, parse
@@ -33,8 +32,6 @@ class Publication(Checked):
     """The publisher's archive."""
     members: tuple[str, ...]
     """File names inside the archive that are needed, without their folders."""
-    made_by: Literal["kuairand", "adult"]
-    """How they become one table (`runtime.data.download.TABLES`)."""
     terms: str
     """Licence and whom to cite."""
     sha256: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,8 +44,6 @@ class ColumnCheck:
     """Values with more than one id."""
     train_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
     test_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
-    leaks: tuple[str, float] | None = None
-    """A label that the column alone nearly decides or gives away, and its AUC by it."""
 
     @property
     def unseen(self) -> float | None:
@@ -69,14 +66,7 @@ class ColumnCheck:
         if len(self.train_ids) == 1 and len(self.test_ids) <= 1:
             notes.append("has one value")
 
-        # A column that says the answer was probably written down after it.
-        if self.leaks is not None:
-            label, reached = self.leaks
-            notes.append(
-                f"alone has AUC {reached:.3f} for {label}, or a value with one label only: is it"
-                f" known before {label} is? if not, leave it out"
-            )
-        elif self.kind in _FEATURES and (late := known_too_late(self.name)):
+        if self.kind in _FEATURES and (late := known_too_late(self.name)):
             notes.append(late)
         if self.unseen is not None and self.unseen > 0.5:
             notes.append("most ids of the test part were never trained: are they written alike?")
@@ -110,81 +100,6 @@ def _union(known: np.ndarray, more: np.ndarray) -> np.ndarray:
     return known if len(known) >= MOST_IDS else np.union1d(known, more[more != MISSING])
 
 
-MOST_COMPARED = 200_000
-"""First rows by which a column is held against the labels."""
-LEAK = 0.95
-"""AUC of a column alone from which it is suspicious."""
-_SURPRISE = 30.0
-"""Surprise of what is no chance: -ln of its probability, which is 1e-13."""
-_ROWS_A_VALUE = 20
-"""A column with fewer rows a value would know every label by heart."""
-
-
-@dataclass(slots=True)
-class _Leaks:
-    """The first rows by single values, to see which column alone nearly decides a label."""
-
-    labels: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    columns: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    rows: int = 0
-
-    def note(self, values: dict[str, Values], labels: Collection[str]) -> None:
-        """Add a chunk: the values of all columns and labels by name."""
-        if self.rows >= MOST_COMPARED:
-            return
-        good = ~np.any([value.bad for value in values.values()], axis=0)
-        self.rows += int(good.sum())
-        for name, value in values.items():
-            if value.lengths is None:  # a list has no one value
-                places = self.labels if name in labels else self.columns
-                places.setdefault(name, []).append(value.data[good])
-
-    def suspicious(self, classes: Collection[str]) -> Iterator[tuple[str, str, float]]:
-        """Column, label and AUC of each that is suspicious; ``classes``: the labels of 0 and 1."""
-        for label in classes:
-            # Rows that have the label, of both classes.
-            of_label = np.concatenate(self.labels.get(label, [np.empty(0)]))
-            known = ~np.isnan(of_label)
-            y = of_label[known]
-            if not 0 < y.sum() < len(y):
-                continue
-            # Each column by itself.
-            for name, pieces in self.columns.items():
-                x = np.concatenate(pieces)[known]
-                distinct, which, counts = np.unique(x, return_inverse=True, return_counts=True)
-                is_id = len(distinct) * _ROWS_A_VALUE <= len(x)
-                if is_id:  # an id ranks by its rate of ones, a number by itself
-                    ones = np.bincount(which, y)
-                    reached = _auc(y, (ones / counts)[which])
-                elif x.dtype != np.uint64:
-                    reached = _auc(y, x)
-                    reached = max(reached, 1 - reached)
-                else:
-                    continue
-                if reached >= LEAK or (is_id and _gives_away(y, ones, counts)):
-                    yield name, label, reached
-
-
-def _auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """By the mean ranks of the ones; equal scores share theirs."""
-    _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[which]
-    ones = labels.sum()
-    pairs = ones * (len(labels) - ones)
-    return float((ranks[labels > 0].sum() - ones * (ones + 1) / 2) / pairs)
-
-
-def _gives_away(labels: np.ndarray, ones: np.ndarray, counts: np.ndarray) -> bool:
-    """Whether a value has the rarer label in all of its rows, and in too many for chance: a sale,
-    which only a click makes, gives the click away."""
-    rate = labels.mean()
-    if rate > 0.5:
-        rate = 1 - rate
-        ones = counts - ones
-    always = counts[ones == counts]
-    return len(always) > 0 and bool(always.max() * -np.log(rate) > _SURPRISE)
-
-
 def check(source: FileSource) -> tuple[list[ColumnCheck], list[str]]:
     """Every column of the schema, the labels and the split's column; and what else training would
     refuse: broken lines, and parts without rows or without both labels. Reads all rows twice."""
@@ -198,20 +113,11 @@ def check(source: FileSource) -> tuple[list[ColumnCheck], list[str]]:
         checks_by_name[schema.weight] = ColumnCheck(schema.weight, "weight")
     if schema.split.column is not None:
         checks_by_name.setdefault(schema.split.column, ColumnCheck(schema.split.column, "split"))
-    # All rows, chunk by chunk; the first of them also show which column gives a label away.
-    leaks = _Leaks()
+    # All rows, chunk by chunk.
     for rows, codes in source.placed_rows(table=table):
-        values = {name: _values(schema, name, rows, codes) for name in checks_by_name}
         for name, one in checks_by_name.items():
             one.absent += round(absent_share(rows.table.column(name), schema.missing) * len(codes))
-            one.note(values[name], rows, codes, schema)
-        compared = {*(c.name for c in schema.columns), *schema.labels}
-        leaks.note({name: values[name] for name in compared}, schema.labels)
-    classes = [label for label in schema.labels if label not in (schema.regression or ())]
-    for name, label, reached in leaks.suspicious(classes):
-        before = checks_by_name[name].leaks
-        if before is None or before[1] < reached:
-            checks_by_name[name].leaks = label, reached
+            one.note(_values(schema, name, rows, codes), rows, codes, schema)
     # What a run would stop at.
     if broken := table.skipped:
         (path, row) = broken[0]

@@ -108,20 +108,15 @@ def _bucket(column: Column, array: ArrowArray, missing: Collection[str]) -> Valu
 def _categorical(
     column: Column, array: ArrowArray, other: ArrowArray | None, missing: Collection[str]
 ) -> Values:
-    if column.max_id is None and column.modulo is None:
+    if column.modulo is None:
         hashes = _hashes(array, missing)
         bad = _holds_nul(array)
         rule = _NO_NUL
     else:
         whole, absent, bad = whole_numbers_of(array, missing)
         rule = "the value must be a whole number"
-        if column.max_id is not None:
-            bad |= ~absent & ((whole < 0) | (whole > column.max_id)).astype(bool)
-            rule += f" from 0 to {column.max_id}"
-        whole = np.where(absent | bad, 0, whole)
-        if column.modulo is not None:
-            whole = whole % column.modulo
-        # Whatever was wider than 64 bits is not, below max_id or as a remainder.
+        # Whatever was wider than 64 bits is not as a remainder.
+        whole = np.where(absent | bad, 0, whole) % column.modulo
         hashes = np.where(absent, MISSING, hash_integers(whole.astype(np.int64)))
     if other is not None:
         hashes = join_hashes(hashes, _hashes(other, missing))

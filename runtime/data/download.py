@@ -88,7 +88,7 @@ def get(name: str | Publication, folder: Path | None = None, report: Report | No
 
             # The table comes last and at once, behind its terms: half a file is never taken for
             # data.
-            table = TABLES[wanted.made_by]([work / member for member in wanted.members])
+            table = kuairand_table([work / member for member in wanted.members])
             if wanted.first_day is not None:
                 table = table.filter(pc.greater_equal(table["date"], wanted.first_day))
             pq.write_table(table, work / target.name, compression="zstd")
@@ -285,45 +285,6 @@ def kuairand_table(files: Sequence[Path]) -> Any:
     return pa.table({name: pa.array(c.to_numpy(), from_pandas=True) for name, c in columns.items()})
 
 
-def adult_table(files: Sequence[Path]) -> Any:
-    """adult.data, then adult.test; a column ``part`` says which.
-
-    Lines hold 14 features and the income class, separated by a comma and a blank; the test file
-    begins with a remark and ends its classes with a full stop.
-    """
-    import pandas as pd
-    import pyarrow as pa
-
-    # Both files in turn, each with its part; a class that is neither means another file.
-    tables = []
-    columns = table_beside(__file__)["adult"]["names"]
-    for part, file in zip(("train", "test"), files, strict=True):
-        text = pd.read_csv(
-            file,
-            header=None,
-            names=columns,
-            skipinitialspace=True,
-            keep_default_na=False,
-            comment="|",
-        )
-        income = text.pop("income").str.rstrip(".")
-        unknown = sorted(set(income) - {">50K", "<=50K"})
-        if unknown:
-            raise DataError(f"{file}: income must be >50K or <=50K, got {unknown[:3]}")
-        text.insert(0, "label", (income == ">50K").astype("int8"))
-        text.insert(1, "part", part)
-        tables.append(text)
-    return pa.Table.from_pandas(pd.concat(tables), preserve_index=False)
-
-
-TABLES: dict[str, Callable[[Sequence[Path]], Any]] = {
-    "kuairand": kuairand_table,
-    "adult": adult_table,
-}
-"""From the members of an archive, in the order in which the schema names them, to a pyarrow.Table
-in the layout of the ready schema."""
-
-
 def _csv(path: Path, columns: list[str]) -> Any:
     import pandas as pd
 
@@ -351,7 +312,7 @@ class Get:
     """Download a data set from its publisher."""
 
     name: Annotated[str, POSITIONAL]
-    """kuairand-pure-14d, kuairand-pure, kuairand-1k or adult-uci."""
+    """kuairand-pure-14d, kuairand-pure or kuairand-1k."""
     to: Path | None = None
     """Folder, as ~/data; else the user's folder of data, or PERSIA_DATA_DIR."""
 

@@ -86,9 +86,6 @@ class Column:
     fill: Annotated[float | None, _OptionOf(("numeric",))] = None
     """What an absent entry of a numeric column becomes (before ``log``); None makes an absent
     entry a bad row."""
-    max_id: Annotated[int | None, _POSITIVE, _OptionOf(_ONE_ID)] = None
-    """The largest value of a categorical column whose values must be whole numbers from 0; None:
-    any value."""
     modulo: Annotated[int | None, _POSITIVE, _OptionOf(_ONE_ID)] = None
     """Keep the remainder of a categorical column's whole numbers (yymmddhh -> hour with 100)."""
     table: Annotated[str | None, _OptionOf(_IDS, "rows")] = None

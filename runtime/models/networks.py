@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, pairwise
 from pathlib import Path
 from typing import cast
 
@@ -182,60 +181,12 @@ class MMoE(nn.Module):
         return torch.cat([h(t(mixed(gate(flat), experts))) for gate, t, h in of_tasks], dim=1)
 
 
-class Extraction(nn.Module):
-    """One layer of `PLE`: T + 1 groups of experts, of each task and, last, of all of them."""
-
-    def __init__(
-        self, width: int, out: int, tasks: int, experts: int, dropout: float, *, shares: bool
-    ) -> None:
-        """``shares``: whether a layer follows, which needs what is common to all tasks."""
-        super().__init__()
-        self.experts = nn.ModuleList(
-            nn.ModuleList(mlp(width, (out,), dropout) for _ in range(experts))
-            for _ in range(tasks + 1)
-        )
-        sizes = [2 * experts] * tasks + [(tasks + 1) * experts] * shares
-        self.gates = nn.ModuleList(nn.Linear(width, size) for size in sizes)
-
-    def forward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """[B, width] of each group -> [B, out] of each group; of the tasks alone in the last."""
-        pairs = zip(self.experts, inputs, strict=True)
-        outputs = [[expert(given) for expert in group] for group, given in pairs]  # type: ignore[attr-defined]
-        seen = [of_task + outputs[-1] for of_task in outputs[:-1]] + [list(chain(*outputs))]
-        return [mixed(g(x), s) for g, x, s in zip(self.gates, inputs, seen, strict=False)]
-
-
-class PLE(nn.Module):
-    """Experts of each task beside shared ones, mixed again in every layer (Tang et al. 2020,
-    RecSys: progressive layered extraction). A hidden width is a layer."""
-
-    def __init__(
-        self, shape: InputShape, hidden: Sequence[int], dropout: float = 0.0, experts: int = 2
-    ) -> None:
-        super().__init__()
-        widths = [shape.width, *hidden]
-        last = len(hidden) - 1
-        self.layers = nn.ModuleList(
-            Extraction(width, out, shape.tasks, experts, dropout, shares=number < last)
-            for number, (width, out) in enumerate(pairwise(widths))
-        )
-        self.heads = nn.ModuleList(nn.Linear(hidden[-1], 1) for _ in range(shape.tasks))
-
-    def forward(self, dense: Tensor, embeddings: Embeddings) -> Tensor:
-        """[B, D], embeddings -> logits [B, T]."""
-        hidden = [flatten(dense, embeddings)] * (len(self.heads) + 1)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return torch.cat([head(x) for head, x in zip(self.heads, hidden, strict=True)], dim=1)
-
-
 BUILT_IN = {
     "mlp": FeedForward,
     "dlrm": DLRM,
     "deepfm": DeepFM,
     "dcn": DCNv2,
     "mmoe": MMoE,
-    "ple": PLE,
 }
 
 

@@ -137,17 +137,6 @@ def slow_logits(name: str, model, dense: list[float], fields: list[list[float]])
         mixtures = [blend(linear(gate, flat), experts) for gate in model.gates]
         own = zip(model.heads, model.towers, mixtures, strict=True)
         return [linear(head, tower(layers, x))[0] for head, layers, x in own]
-    if name == "ple":
-        found = [flat] * (len(model.heads) + 1)
-        for layer in model.layers:
-            groups = [
-                [tower(e, x) for e in own] for own, x in zip(layer.experts, found, strict=True)
-            ]
-            seen = [own + groups[-1] for own in groups[:-1]] + [list(itertools.chain(*groups))]
-            found = [
-                blend(linear(g, x), s) for g, x, s in zip(layer.gates, found, seen, strict=False)
-            ]
-        return [linear(head, x)[0] for head, x in zip(model.heads, found, strict=True)]
     crossed = flat
     for layer in model.cross:
         crossed = [

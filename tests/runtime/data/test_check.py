@@ -4,11 +4,9 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sklearn.metrics import roc_auc_score
 
 from runtime.__main__ import main
 from runtime.data.check import check
@@ -58,31 +56,6 @@ def test_a_feature_that_is_known_too_late_by_its_name_is_something_to_look_at(
     assert main(["data", "check", str(tmp_path / "clicks.toml")]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert told in last and (last.startswith(f"{name}: ") == (name != "price"))
-
-
-def test_a_column_that_gives_the_label_away_is_named_with_its_auc(tmp_path):
-    draw = np.random.default_rng(6)
-    click = draw.integers(0, 4, 2000) == 0
-    columns = {
-        "user": draw.integers(0, 30, 2000),
-        "bought": (click & (draw.random(2000) < 0.3)).astype(int),  # only what was clicked
-        "seconds": np.where(click, 9, 0) + draw.random(2000),
-        "price": draw.random(2000),
-        "clicked": click.astype(int),
-    }
-    pd.DataFrame(columns).to_csv(tmp_path / "t.csv", index=False)
-    (tmp_path / "t.toml").write_text(
-        'name = "t"\nfile = "t.csv"\nlabels = ["clicked"]\nsplit = { test_fraction = 0.2 }\n'
-        'columns = ["user", "bought", { name = "seconds", kind = "numeric" },'
-        ' { name = "price", kind = "numeric" }]\n'
-    )
-    found, _ = check(open_source(str(tmp_path / "t.toml"), skip_bad_rows=True))
-    leaks = {one.name: one.leaks for one in found if one.leaks}
-    assert set(leaks) == {"bought", "seconds"}
-    expected = roc_auc_score(click, columns["bought"])
-    assert leaks["bought"] == ("clicked", pytest.approx(expected))
-    assert leaks["seconds"] == ("clicked", 1.0)
-    assert f"alone has AUC {expected:.3f} for clicked" in found[1].notes
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_bad_value_is_an_error_or_is_counted_and_skipped(tmp_path, column, val
     columns: dict[str, list[Any]] = {k: list(v) for k, v in GOOD.items()}
     columns["user"] = [1, 2, 3, 4, 5, 6]
     columns[column][2] = value
-    limited = (Column(name="user", max_id=9), *COLUMNS[1:])
+    limited = (Column(name="user", modulo=99), *COLUMNS[1:])
     with pytest.raises(DataError) as caught:
         whole(source(tmp_path, columns, columns=limited))
     text = str(caught.value)

@@ -215,15 +215,15 @@ def test_the_list_says_where_each_set_lies(tmp_path, capsys):
     assert set(CATALOGUE) < set(lines)
     assert str(tmp_path / "named" / "nycflights13") in lines["nycflights13"]
     assert lines["tennis"].split()[1] == "-"
-    assert "data get" in lines["adult-uci"]
+    assert "data get" in lines["kuairand-pure"]
     assert "6,250,000,000,000 distinct ids" in lines["synthetic:criteo-syn5"]
 
 
 def test_getting_says_where_the_data_lies(tmp_path, capsys):
-    write_flights(tmp_path / "adult-uci", 0)  # as if fetched before
-    run(["get", "adult-uci", "--to", str(tmp_path)])
+    write_flights(tmp_path / "kuairand-pure", 0)  # as if fetched before
+    run(["get", "kuairand-pure", "--to", str(tmp_path)])
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"adult-uci lies in {tmp_path / 'adult-uci' / 'data.parquet'}"
+    assert last == f"kuairand-pure lies in {tmp_path / 'kuairand-pure' / 'data.parquet'}"
 
 
 def test_choosing_data_loads_no_heavy_package():

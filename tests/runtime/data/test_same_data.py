@@ -30,7 +30,7 @@ SPLITS = {
     "validation_fraction": Split(column="day", test_from=8, validation_fraction=0.1),
 }
 OF_KIND = {
-    "categorical": {"kind": "bucket", "max_id": 9, "modulo": 7, "with_column": "x", "table": "t"},
+    "categorical": {"kind": "bucket", "modulo": 7, "with_column": "x", "table": "t"},
     "multi": {"separator": "|", "pooling": "mean", "group": "g"},
     "sequence": {"max_length": 3},
     "bucket": {"buckets_per_e": 2.0},

@@ -28,7 +28,6 @@ OPTIONS: dict[str, tuple[Any, set[str]]] = {
     "buckets_per_e": (2.0, {"bucket"}),
     "log": (False, {"numeric"}),
     "fill": (1.0, {"numeric"}),
-    "max_id": (9, {"categorical"}),
     "modulo": (9, {"categorical"}),
     "with_column": ("y", {"categorical"}),
     "table": ("t", {"categorical", "bucket", "multi", "sequence"}),
@@ -72,7 +71,7 @@ BAD_COLUMNS: list[dict[str, Any]] = [
     {"kind": "numeric", "fill": -math.inf}, {"kind": "numeric", "log": False, "fill": 1e39},
     {"kind": "sequence", "max_length": 0}, {"kind": "sequence", "max_length": 10**9},
     {"kind": "sequence", "max_length": 2.5}, {"kind": "multi", "separator": ""},
-    {"kind": "multi", "pooling": "avg"}, {"modulo": 2**63}, {"max_id": -1}, {"max_id": True},
+    {"kind": "multi", "pooling": "avg"}, {"modulo": 2**63}, {"modulo": -1}, {"modulo": True},
     {"table": ""}, {"with_column": "x"},
 ]  # fmt: skip
 """The last key is named, with its value and the column."""
