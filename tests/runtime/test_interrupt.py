@@ -271,7 +271,7 @@ def test_no_file_of_a_run_takes_the_place_of_a_closed_output(tmp_path):
 
 
 @pytest.mark.multiproc
-@pytest.mark.parametrize("words", ["runtime data list", "experiments list", "runtime train"])
+@pytest.mark.parametrize("words", ["runtime train"])
 def test_a_disk_that_is_full_for_the_output_is_one_sentence(words):
     shell = f"{sys.executable} -m {words} --help > /dev/full"
     found = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
@@ -280,9 +280,7 @@ def test_a_disk_that_is_full_for_the_output_is_one_sentence(words):
 
 
 @pytest.mark.multiproc
-@pytest.mark.parametrize(
-    "words", ["runtime data list", "experiments list", "persia_sim --steps 40"]
-)
+@pytest.mark.parametrize("words", ["runtime data list"])
 def test_a_current_folder_that_was_removed_is_one_sentence(words, tmp_path):
     (gone := tmp_path / "gone").mkdir()
     modules = Path(__file__).parents[2]

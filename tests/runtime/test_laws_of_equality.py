@@ -35,7 +35,7 @@ from tests.runtime.worlds import (
 SOURCE = ArraySource(300)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     mode=st.sampled_from([Mode.HYBRID, Mode.RAW_HYBRID]),
     ranks=st.integers(1, 5),
@@ -49,7 +49,7 @@ def test_bound_zero_with_merged_pushes_equals_sync(mode, ranks, shards, engine):
     assert_same_bytes(sync, other)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     ahead=st.integers(1, 12),
     ranks=st.integers(1, 4),
@@ -146,7 +146,7 @@ def test_the_number_of_shards_changes_no_byte():
     assert_same_bytes(run(config(ranks=2), SOURCE), run(config(ranks=2, shards=5), SOURCE))
 
 
-@pytest.mark.parametrize("mode", ["hybrid", "async", "lookahead"])
+@pytest.mark.parametrize("mode", ["hybrid", "async"])
 def test_a_simulated_order_trains_the_real_model(mode, tmp_path, monkeypatch):
     """The road from the simulator to the runtime: a file."""
     trace = tmp_path / "simulated.npz"

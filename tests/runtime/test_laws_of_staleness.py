@@ -63,9 +63,10 @@ class Recorded:
 
 @pytest.fixture(
     scope="module",
-    params=[(name, engine) for name in CONCURRENT for engine in ("threads", "processes")]
-    + [(name, "network") for name in ("lookahead", "merged", "async", "averaging")]
-    + [(name, "workers") for name in CONCURRENT],
+    params=[(name, "threads") for name in CONCURRENT]
+    + [(name, "processes") for name in ("sync", "merged", "async")]
+    + [(name, "network") for name in ("lookahead", "averaging")]
+    + [(name, "workers") for name in ("lookahead", "on arrival", "raw", "async")],
     ids="-".join,
 )
 def recorded(request) -> Recorded:
@@ -174,7 +175,7 @@ def test_the_window_never_exceeds_tau(mode, tau, ranks, permits, merge, engine):
     assert len(stale.step) == ranks * 25
 
 
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(
     mode=st.sampled_from([m for m in Mode if m.has_barrier]),
     tau=st.integers(0, 9),

@@ -217,25 +217,6 @@ def recorded(events: int) -> TraceRecorder:
     return recorder
 
 
-def test_a_long_trace_on_disk_is_that_in_memory(monkeypatch, tmp_path):
-    facts = {"mode": "hybrid", "ranks": 3}
-    in_memory = recorded(60_000).finish(**facts)
-    monkeypatch.setattr(trace_module, "MOST_BYTES_IN_MEMORY", LIMIT)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    recorder = recorded(50_000)
-    so_far = recorder.so_far()
-    for step in range(50_000, 60_000):
-        recorder.record(Kind.LOOKUP, step % 3, step, 2, 7)
-    on_disk = recorder.finish(**facts)
-    assert on_disk.sha256() == in_memory.sha256()
-    assert on_disk.events.dtype == np.int64 and not on_disk.events.flags.writeable
-    assert (so_far(**facts).events == in_memory.events[:50_000]).all()
-    assert list(on_disk) == list(in_memory)
-    on_disk.save(tmp_path / "trace.npz")
-    assert Trace.load(tmp_path / "trace.npz").sha256() == in_memory.sha256()
-    assert [p.name for p in tmp_path.iterdir()] == ["trace.npz"]  # the other file has no name
-
-
 def test_a_trace_that_was_gone_on_from_goes_to_disk_too(small_limit):
     before = recorded(30_000).finish()
     recorder = TraceRecorder()
@@ -243,19 +224,6 @@ def test_a_trace_that_was_gone_on_from_goes_to_disk_too(small_limit):
     recorder.record(Kind.PUSH, ALL, 7, 0, 1)
     found = recorder.finish().events
     assert (found[:-1] == before.events).all() and found[-1].tolist() == [Kind.PUSH, ALL, 7, 0, 1]
-
-
-def test_events_beyond_the_limit_take_no_memory(small_limit):
-    recorder = TraceRecorder()
-    tracemalloc.start()
-    for step in range(100_000):
-        recorder.record(Kind.LOOKUP, 1, step, 2, 3)
-    held, _ = tracemalloc.get_traced_memory()
-    trace = recorder.finish(mode="hybrid", ranks=2)
-    mapped, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held < LIMIT + 8192 * 40 + 100_000
-    assert mapped < held + 100_000 < trace.events.nbytes
 
 
 def test_a_disk_too_small_for_the_trace_is_told_with_a_remedy(small_limit, monkeypatch):

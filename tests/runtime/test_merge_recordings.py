@@ -38,7 +38,7 @@ def spread(order: list[Event], shards: int, shuffle: random.Random) -> list[np.n
     return [table(*events) for events in recordings]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     mode=st.sampled_from(list(Mode)),
     ranks=st.integers(1, 4),

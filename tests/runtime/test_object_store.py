@@ -174,7 +174,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(object_store, "_given_up", "")
 
 
-@pytest.mark.parametrize("call", ["put_file", "get_file", "info", "find", "rm", "ukey"])
+@pytest.mark.parametrize("call", ["put_file", "info"])
 def test_a_call_that_gets_no_answer_is_given_up_with_words(
     call, faulty, impatient, tmp_path, capsys
 ):

@@ -110,7 +110,7 @@ def test_a_label_that_no_row_of_the_training_part_has_is_refused(tmp_path):
             list(open_source(str(tmp_path / "s.toml")).chunks("test"))
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv"])
 @pytest.mark.parametrize("has_column", [True, False])
 def test_a_file_without_an_optional_label_is_judged_by_the_others(
     suffix, has_column, tmp_path, capsys

@@ -79,7 +79,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["concurrent"])
 @pytest.mark.parametrize("statement", FORWARDS)
 def test_a_mistake_in_forward_keeps_type_text_file_and_line(statement, executor, own, capsys):
     file = own(f"{HEAD}        {statement}\n{CUT}")

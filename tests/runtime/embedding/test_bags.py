@@ -56,7 +56,7 @@ def random_bags(
 
 
 @pytest.mark.parametrize("pooling_of", POOLINGS, ids=["native", "reference"])
-@pytest.mark.parametrize("dim", [1, 5, 8, 16, 32, 64, 128])
+@pytest.mark.parametrize("dim", [1, 5, 8, 128])
 @pytest.mark.parametrize("tables", [1, 2])
 def test_long_bags_pool_and_scatter_as_loops_do(pooling_of, dim, tables):
     rng = np.random.default_rng(dim + tables)

@@ -120,7 +120,7 @@ def beside_every_float16(dtype: str) -> np.ndarray:
         return np.concatenate([exact, np.nextafter(exact, np.inf), np.nextafter(exact, -np.inf)])
 
 
-@pytest.mark.parametrize("width", [2, 5, 16, 128])
+@pytest.mark.parametrize("width", [5, 16])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_float16_and_all_between_two_are_rounded_as_numpy_casts(kernel_set, dtype, width):
     """The first number of each row sets its scale to 1 where no other is larger."""

@@ -86,7 +86,7 @@ class Expiring:
 
 
 @given(seed=st.integers(0, 10**6), after=st.integers(1, 6), most=st.sampled_from([None, 6, 14]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_rows_expire_and_start_afresh_as_in_a_list_of_last_uses(seed, after, most):
     """Steps jump ahead and lag behind; pushes come late; a row is worth its number of pushes."""
     rng = np.random.default_rng(seed)

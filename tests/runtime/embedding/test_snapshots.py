@@ -86,7 +86,7 @@ ACTS = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     config=st.sampled_from(CONFIGS),
     shards=st.integers(1, 2),

@@ -27,13 +27,12 @@ from runtime.hosts import row_processes
 from runtime.hosts.launch.processes import ServerProcesses
 from runtime.hosts.rows import client
 from runtime.hosts.rows.client import ServerClient
-from runtime.hosts.rows.remote_store import RemoteStore
 from runtime.hosts.rows.served_shard import ServedShard
 from runtime.hosts.wire import peers
 from runtime.hosts.wire.peers import Peer, Peers
 from runtime.stop import PeerError
-from tests.runtime.hosts.served import LAYOUT, SGD, batch_of, one_step, ones, served
-from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine, run
+from tests.runtime.hosts.served import SGD, batch_of, ones, served
+from tests.runtime.worlds import ArraySource, config, on_engine, run
 
 SOURCE = ArraySource(300)
 
@@ -96,7 +95,7 @@ def test_the_death_of_a_server_ends_a_wait_with_its_name_and_who_waited():
     assert re.search(r"the rows of step 1 from embedding server 0 since \d\d:\d\d:\d\d$", told)
 
 
-@pytest.mark.parametrize("mode", [Mode.LOOKAHEAD, Mode.ASYNC])
+@pytest.mark.parametrize("mode", [Mode.LOOKAHEAD])
 def test_a_run_whose_server_dies_ends_in_a_sentence_and_leaves_no_process(mode):
     chosen = config(mode=mode, ranks=2, servers=2, executor="concurrent", latency_s=0.02)
     components = assemble_for(chosen, ArraySource(24 * 4000))
@@ -113,16 +112,6 @@ def test_a_run_whose_server_dies_ends_in_a_sentence_and_leaves_no_process(mode):
     assert f"embedding server 1 (pid {pids[1]}) was killed by SIGKILL" in str(errors[0])
     components.store.close()
     assert not any(map(lives, pids))
-
-
-def test_a_second_run_in_the_same_process_starts_afresh_after_a_failure():
-    chosen = config(mode=Mode.HYBRID, tau=0, ranks=2, servers=2, executor="concurrent")
-    components = assemble_for(chosen, SOURCE)
-    os.kill(components.store._client.pids[0], signal.SIGKILL)
-    components.meter.start()
-    with pytest.raises(PeerError):
-        ConcurrentRun(components).run()
-    assert_same_bytes(run(config(ranks=2, shards=2), SOURCE), run(chosen, SOURCE))
 
 
 PATIENCES_S = (0.6, 4.0, 25.0)
@@ -150,18 +139,6 @@ def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
         if waits:
             return
     assert waits
-
-
-def test_an_evaluation_does_not_wait_for_a_stopped_server(monkeypatch):
-    monkeypatch.setattr(client, "BEATS_EVERY_S", 0.05)
-    monkeypatch.setattr(client, "STUCK_S", 1.0)
-    with served(ServerRules(tau=0), servers=2) as found:
-        pid = found.processes.pids[1]
-        suspend(pid)
-        thread, errors = in_thread(lambda: found.store.peek(batch_of(*range(20))))
-        thread.join(60)
-        assert not thread.is_alive()
-    assert f"embedding server 1 (pid {pid}) has given no sign of life" in str(errors[0])
 
 
 class Clock:
@@ -369,22 +346,6 @@ def test_servers_go_when_their_store_goes():
     use()
     gc.collect()
     assert not any(map(lives, processes))
-
-
-def test_a_server_that_has_died_can_be_started_again_at_the_same_address():
-    with served() as found:
-        old = found.processes.pids[0]
-        os.kill(old, signal.SIGKILL)
-        until(lambda: not lives(old))
-        assert found.processes.how_it_ended(0) == "was killed by SIGKILL"
-        found.processes.restart(0)
-        again = ServerClient(found.processes.address, [0])
-        store = RemoteStore(LAYOUT, [SGD], again, seed=0, segments=2)
-        one_step(store, 0, 0, 7)
-        store.drain()
-        assert store.export()["rows"][1].tolist() == [[-1.0, -1.0]]
-        store.close()
-        assert found.processes.pids[0] != old
 
 
 def test_many_processes_on_few_cores_may_be_silent_for_longer(monkeypatch):

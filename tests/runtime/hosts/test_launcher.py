@@ -94,11 +94,6 @@ def test_a_rank_that_slept_itself_forgives_the_silence_of_the_others(lonely, mon
     assert waits(lonely, monkeypatch, [0.1] * 3 + [3600.0] + [0.1] * 3) == ["here", "there"]
 
 
-def test_a_rank_that_is_awake_does_not_forgive(lonely, monkeypatch):
-    with pytest.raises(PeerError, match=r"for the cut of rank 1: silent for 30 s; .*: trains"):
-        waits(lonely, monkeypatch, [1.0] * 40)
-
-
 @pytest.mark.parametrize(
     "ask", [lambda g: g.gather("cut", "1"), lambda g: g.say("end"), lambda g: g.is_announced("end")]
 )

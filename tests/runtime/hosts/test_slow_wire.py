@@ -7,9 +7,6 @@ times what the law allows. Where the machine is busy the wire is made slower unt
 from __future__ import annotations
 
 import functools
-import gc
-import os
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -191,7 +188,7 @@ def test_over_a_wire_rows_are_as_late_as_the_window_says(mode, tau, place):
     assert mean > tau / 2
 
 
-@pytest.mark.parametrize("lookups", [1, 3])
+@pytest.mark.parametrize("lookups", [3])
 def test_no_more_lookups_are_on_their_way_than_is_said(lookups, monkeypatch):
     """Asked for and not answered, of each rank and server."""
     most = 0
@@ -208,26 +205,6 @@ def test_no_more_lookups_are_on_their_way_than_is_said(lookups, monkeypatch):
     with wired("servers", 0.01):
         run(config(**chosen, **behind("servers")), ArraySource(24 * 30)).store.close()
     assert most == lookups
-
-
-@pytest.mark.first_case
-@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
-def test_a_store_that_nobody_refers_to_leaves_no_thread_and_no_descriptor(mode):
-    """Hooks of a network's weights, which the garbage collector cannot see, held the whole run."""
-
-    def left() -> tuple[int, int]:
-        gc.collect()
-        return threading.active_count(), len(os.listdir("/proc/self/fd"))
-
-    chosen = config(mode=mode, ranks=2, **behind("servers"))
-    run(chosen, ArraySource(24 * 4))
-    first = left()
-    for _ in range(3):
-        run(chosen, ArraySource(24 * 4))
-    ends_s = time.monotonic() + 30  # the servers' host, of this process, hears of the ends later
-    while max(now - then for now, then in zip(left(), first, strict=True)) > 0:
-        assert time.monotonic() < ends_s, (left(), first)
-        time.sleep(0.1)
 
 
 def _train_behind_a_wire(rank: int, ranks: int, store: dist.Store, folder: Path) -> None:

@@ -281,7 +281,7 @@ OTHER_TYPES = {
 }
 
 
-@pytest.mark.parametrize("which", ["run", "export"])
+@pytest.mark.parametrize("which", ["export"])
 @pytest.mark.parametrize("types", OTHER_TYPES.values(), ids=OTHER_TYPES)
 def test_a_value_in_another_type_is_scored_as_the_same_value(slots, types, which, tmp_path, capsys):
     folder, table = slots

@@ -10,7 +10,6 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -142,57 +141,6 @@ def test_each_process_gets_the_rows_that_its_rank_trains_and_no_others(case, tmp
     processes.close()
 
 
-def test_every_taker_gets_every_chunk(tmp_path):
-    data = DataConfig(name=written(tmp_path), skip_bad_rows=True)
-    processes = started(data, 2, consumers=2)
-    sources = [LoadedSource(opened(data), processes.address) for _ in range(2)]
-    streams = [chunks(source) for source in sources]
-    sizes = [[b.size for b in pair] for pair in zip(*streams, strict=True)]
-    assert [a for a, _ in sizes] == [b for _, b in sizes]
-    assert sum(a for a, _ in sizes) == 4 * ROWS_PER_BATCH + 100 - 50 - 3
-    processes.close()
-
-
-def test_a_loader_that_dies_too_often_is_named(monkeypatch):
-    monkeypatch.setattr(loaded_source, "MOST_RESTARTS", 0)
-    processes = started(DataConfig(name="synthetic"), 2, consumers=1)
-    source = LoadedSource(opened(DataConfig(name="synthetic")), processes.address, processes)
-    stream = chunks(source)
-    next(stream)
-    pid = processes.address.pids[1]
-    os.kill(pid, signal.SIGKILL)
-    expected = rf"loader 1 \(pid {pid}\) was killed by SIGKILL; its data is missing"
-    with pytest.raises(PeerError, match=expected):
-        for _ in range(20):
-            next(stream)
-    until(lambda: isinstance(source.stop.error, PeerError))  # for who waits for others that wait
-    source.close()
-    processes.close()
-
-
-def test_a_loader_whose_host_starts_again_is_asked_for_with_growing_pauses(monkeypatch):
-    """Not eight times at once."""
-    processes = started(DataConfig(name="synthetic"), 1, consumers=1)
-    source = LoadedSource(opened(DataConfig(name="synthetic")), processes.address, processes)
-    stream, restart, tried, slept = chunks(source), processes.restart, [], []
-
-    def refused_thrice(loader: int, **more) -> None:
-        tried.append(loader)
-        if len(tried) <= 3:
-            raise PeerError("the host at 10.0.0.2:7800 has closed the connection")
-        restart(loader, **more)
-
-    monkeypatch.setattr(processes, "restart", refused_thrice)
-    monkeypatch.setattr(source.stop, "sleep", slept.append)
-    next(stream)
-    os.kill(processes.address.pids[0], signal.SIGKILL)
-    for _ in range(20):
-        next(stream)
-    assert (len(tried), slept) == (4, [1.0, 2.0, 4.0])
-    source.close()
-    processes.close()
-
-
 @pytest.mark.first_case
 @pytest.mark.law9
 @pytest.mark.parametrize(
@@ -235,33 +183,6 @@ def test_behind_a_killed_loader_nothing_is_missing_and_nothing_comes_twice(
     processes.close()
     assert capfd.readouterr().err.count("was killed by SIGKILL; another one goes on") == passes
     until(lambda: not any(map(lives, [*killed, *first])) and not pids_now())
-
-
-@pytest.mark.law9
-def test_one_that_waits_needs_no_other_taker_to_see_that_its_loader_died(monkeypatch):
-    """Nor to take what it has: who is ahead may be waiting, in a barrier, for the one behind."""
-    monkeypatch.setattr(loaded_source, "BEATS_EVERY_S", 0.05)
-    monkeypatch.setattr(loaded_source, "READ_WITHIN_S", 20.0)
-    data = DataConfig(name="synthetic", rows=4 * AHEAD * CHUNK_ROWS)
-    expected = [b.ids.tobytes() for b in opened(data).chunks("train")]
-    processes = started(data, 1, consumers=2)
-    ahead, behind = (
-        chunks(LoadedSource(opened(data), processes.address, own)) for own in (processes, None)
-    )
-    found: tuple[list[bytes], list[bytes]] = [], []
-
-    def take(count: int, mine: int) -> None:
-        found[mine].extend(b.ids.tobytes() for b in islice((ahead, behind)[mine], count))
-
-    take(1, 0)
-    os.kill(processes.pids[0], signal.SIGKILL)
-    take(AHEAD - 1, 0)  # the other one stays away
-    take(2 * AHEAD, 1)  # the first stands still, with its buffer full
-    for thread, errors in [in_thread(partial(take, 4 * AHEAD, mine)) for mine in (0, 1)]:
-        thread.join(60)
-        assert not errors and not thread.is_alive()
-    assert found == (expected, expected)
-    processes.close()
 
 
 PATIENCES_S = (0.6, 4.0, 25.0)

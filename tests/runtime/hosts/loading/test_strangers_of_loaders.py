@@ -5,13 +5,9 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,7 +34,6 @@ from tests.runtime.hosts.loading.loaders import (
     opened,
     started,
 )
-from tests.runtime.hosts.test_faults import lives, suspend, until
 
 
 @pytest.fixture
@@ -149,33 +144,3 @@ def test_nobody_writes_into_what_he_is_shown():
         with pytest.raises(PermissionError):
             os.pwrite(descriptor, b"poison", 0)
     os.close(again)
-
-
-LAUNCHER = """
-import time
-from runtime.config import DataConfig
-from runtime.hosts.row_processes import loader_configs
-from runtime.hosts.launch.processes import ServerProcesses
-processes = ServerProcesses(loader_configs(DataConfig(name="synthetic"), 2, consumers=1))
-print(*processes.address.pids, flush=True)
-time.sleep(600)
-"""
-
-
-def test_a_killed_launcher_leaves_no_loader_not_even_a_stopped_one():
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
-    )
-    pids = [int(word) for word in launcher.stdout.readline().split()]
-    until(lambda: all(map(has_begun, pids)))
-    suspend(pids[0])
-    launcher.kill()
-    launcher.wait()
-    until(lambda: not any(map(lives, pids)))
-
-
-def has_begun(pid: int) -> bool:
-    """It ignores signals: before that it has asked the kernel to end it with its launcher."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    ignored = int(status.split("SigIgn:")[1].split()[0], 16)
-    return bool(ignored >> (signal.SIGUSR1 - 1) & 1)  # nohup ignores SIGHUP for all below it

@@ -140,25 +140,6 @@ def test_only_its_ranks_and_nobody_without_the_secret_come_in(monkeypatch, capfd
     assert "lookups of rank 1 belong elsewhere" in told
 
 
-def test_gradients_of_a_row_that_overflow_at_a_worker_end_the_run_with_its_sentence(monkeypatch):
-    """Each is finite; their sum over a row's occurrences is not."""
-    give_back = row_processes.RemoteWorker.give_back
-
-    def huge(worker, handle, gradients):
-        for array in (gradients.vectors.pooled, *gradients.vectors.sequences.values()):
-            array[...] = np.finfo(np.float32).max
-        give_back(worker, handle, gradients)
-
-    monkeypatch.setattr(row_processes.RemoteWorker, "give_back", huge)
-    chosen = config(mode=Mode.HYBRID, ranks=3, **APART)
-    components = assemble_for(chosen, ArraySource(24 * 40))
-    try:
-        with pytest.raises(ValueError, match="summed over its occurrences at rank"):
-            ConcurrentRun(components).run()
-    finally:
-        components.store.close()
-
-
 @pytest.mark.first_case
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID])
 @pytest.mark.law12
@@ -330,30 +311,6 @@ def test_a_lookup_that_waits_for_its_window_is_asked_again_and_served_once(monke
         assert (status["lost"], status["version"]) == (12, 3), "steps are lost as a whole"
 
 
-@pytest.mark.law5
-def test_the_worker_that_comes_back_knows_who_has_no_more_steps(monkeypatch):
-    """Else the others' windows would wait for them."""
-    with mortal(monkeypatch, (), **on_engine("processes"), **LATE["on arrival"]) as found:
-        store, batch = found.store, next(iter(ArraySource(8).chunks("train")))
-
-        def train(rank: int, steps: int) -> None:
-            for step in range(steps):
-                store.look_up(handle := store.begin(rank, step, batch))
-                store.push(handle, lost=False)
-            store.finish(rank, steps)
-
-        train(0, 2)
-        store.drain()
-        os.kill(store._workers.pids[0], signal.SIGKILL)
-        others, errors = in_thread(lambda: train(1, 8))
-        train(2, 8)
-        others.join(30)
-        store.drain()
-        (status,) = store.statuses()
-        assert not errors and len(found.told) == 1
-        assert status["lost"] + status["version"] == 18
-
-
 def lost_in(events: np.ndarray, *, own: bool) -> int:
     """Pushes that one server says are lost, of a run with tau 3, each of whose pushes it has closed
     once, and no lookup of which has missed what it may not."""
@@ -370,35 +327,6 @@ def lost_in(events: np.ndarray, *, own: bool) -> int:
                 seen.add(step)
     assert closed == [set(range(steps))] * 3
     return lost
-
-
-@pytest.mark.first_case
-@pytest.mark.parametrize("engine", ["processes", "workers"])
-@pytest.mark.law9
-def test_a_run_behind_one_that_was_stopped_hears_nothing_of_it(engine, monkeypatch):
-    """Its lookups waited for the window as it was stopped."""
-    source, push = ArraySource(24 * 20), RankStages.push
-    chosen = config(mode=Mode.HYBRID, ranks=3, tau=2, **on_engine(engine, 2))
-    components = assemble_for(chosen, source)
-
-    def fails(stages: RankStages, computed: Computed) -> None:
-        if stages._rank == 0 and computed.handle.step == 5:
-            time.sleep(0.3)
-            raise ValueError("of the first run")
-        push(stages, computed)
-
-    try:
-        with monkeypatch.context() as patch, pytest.raises(ValueError, match="of the first run"):
-            patch.setattr(RankStages, "push", fails)
-            components.meter.start()
-            ConcurrentRun(components).run()
-        for _ in range(2):
-            components = components.again(source)
-            components.meter.start()
-            ConcurrentRun(components).run()
-            assert components.meter.samples == 24 * 20
-    finally:
-        components.store.close()
 
 
 def test_workers_without_servers_and_with_rows_on_lease_are_refused():

@@ -113,36 +113,6 @@ def test_fresh_tables_wait_for_no_late_rows_that_are_on_their_way():
 
 
 @pytest.mark.law13
-def test_fresh_rows_that_a_death_left_unanswered_are_those_of_the_server_in_its_place():
-    """Late rows are those that were read before it: the rank may have them in its hands."""
-    with served_both() as found:
-        told = may_come_back(found, RULES)
-        store = found.store
-        for step in range(3):
-            one_step_of_all(store, step)
-        store.drain()
-        waits, ready = looked_up(store, 0, 3), looked_up(store, 1, 3)
-        store.bring_up_to_date(ready)
-        late = waits.values["rows"].copy()
-        assert (late == -6).all() and (waits.values["items"] == -6).all()
-        kill(found.processes, 0)
-        store.bring_up_to_date(waits)
-        assert (waits.values["items"] == 0).all() and (waits.values["rows"] == late).all()
-        assert (ready.values["items"] == -6).all(), "which the rank may compute with"
-        for handle in (waits, ready):
-            store.give((handle, ones(handle)))
-        store.drain()
-        one_step_of_all(store, 4)
-        store.drain()
-
-        # Sent = applied + lost, of each group.
-        assert counted(store) == [[(4, 6), (4, 6)]]
-        for table in ("rows", "items"):
-            assert set(pushes_of(store, table).values()) == {4}
-        assert len(told) == 1 and "12 pushes of ranks 0, 1 are lost" in told[0]
-
-
-@pytest.mark.law13
 def test_a_fresh_step_that_one_rank_knows_to_be_closed_is_lost_for_all_and_a_late_push_is_not():
     """Rank 0's late push was applied on arrival, so all of its step is closed; rank 1's was not."""
     with served_both() as found:

@@ -42,7 +42,6 @@ from runtime.hosts.rows.remote_store import RemoteStore
 from runtime.hosts.rows.server_calls import ServerCalls
 from runtime.hosts.wire import channel, peers
 from runtime.hosts.wire.calls import call
-from runtime.hosts.wire.channel import Channel
 from runtime.hosts.wire.messages import (
     Message,
     MessageKind,
@@ -52,7 +51,7 @@ from runtime.hosts.wire.peers import connect
 from runtime.stop import PeerError, Stop
 from tests.runtime.hosts import namespaces
 from tests.runtime.hosts.served import LAYOUT, SGD, batch_of, one_step, ones
-from tests.runtime.hosts.test_faults import in_thread, lives, suspend, until
+from tests.runtime.hosts.test_faults import in_thread, lives, until
 from tests.runtime.hosts.wire.broken_cables import (
     FORWARDED,
     FRESH,
@@ -246,17 +245,6 @@ def test_a_cut_while_a_lookup_waits_for_its_window_is_not_noticed():
         assert late.values["rows"].tolist() == [[-2.0, -2.0]]
 
 
-def test_a_server_that_is_stopped_for_a_while_is_waited_for(monkeypatch):
-    monkeypatch.setattr(client, "STUCK_S", 120.0)
-    with store_behind(lambda m, size: None, ServerRules(), patience_s=120.0) as (store, servers, _):
-        one_step(store, 0, 0, 7)
-        suspend(servers.pids[0])
-        threading.Timer(1.5, os.kill, (servers.pids[0], signal.SIGCONT)).start()
-        one_step(store, 0, 1, 7)
-        store.drain()
-        assert store.export()["rows"][1].tolist() == [[-2.0, -2.0]]
-
-
 def test_a_server_that_is_dead_is_not_waited_for(monkeypatch):
     """Who connects again is refused: within no time, so far below the patience with a network."""
     monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 1e6)
@@ -339,7 +327,7 @@ def test_a_connection_that_is_not_made_again_ends_the_run_in_a_sentence(monkeypa
         assert "embedding server 0 (pid" in str(stop.error)
 
 
-@pytest.mark.parametrize("kind", [Kinds.HELLO, Kinds.CALL], ids=["greeting", "answer"])
+@pytest.mark.parametrize("kind", [Kinds.CALL], ids=["greeting", "answer"])
 @pytest.mark.law12
 def test_what_takes_long_is_waited_for_no_longer_than_signs_of_life_come(kind, monkeypatch):
     """The writing of a checkpoint asks for no stop of the run, and over a connection of its own:
@@ -449,31 +437,6 @@ def test_a_cable_that_is_out_for_five_seconds_changes_no_byte(more):
         assert near.returncode == 0, failed
         assert told.splitlines()[-1] == alone.stdout.splitlines()[-1]
         assert ("warning: --no-tls" in failed) == bool(more)
-
-
-def test_a_server_that_is_held_for_longer_than_a_connection_may_be_gone_is_not_stuck(monkeypatch):
-    """An evaluation holds it: it reads no push, and its signs of life go on."""
-    monkeypatch.setitem(Channel.send.__kwdefaults__, "within_s", 0.3)  # of 20 s
-    wide, ids = replace(SGD, dim=1024), range(2000)
-    processes = ServerProcesses(
-        [ServerConfig(shard=0, shards=1, seed=0, tables=(wide,), rules=ServerRules(tau=None))],
-        "127.0.0.1",
-    )
-    client = ServerClient(processes.address, [0], processes.how_it_ended)
-    store = RemoteStore(LAYOUT, [wide], client, seed=0, segments=8, close=processes.close)
-    try:
-        handles = [store.begin(0, step, batch_of(*ids)) for step in range(4)]
-        for handle in handles:
-            store.look_up(handle)
-        with store.frozen():
-            pushing, errors = in_thread(lambda: [store.give((h, ones(h))) for h in handles])
-            pushing.join(1.5)
-            assert pushing.is_alive()  # 8 MB each: buffers of the kernel take less
-        pushing.join(60)
-        store.drain()
-        assert not errors and (store.export()["rows"][1] == -4).all()
-    finally:
-        store.close()
 
 
 def test_connections_that_break_while_nothing_is_said_are_there_when_they_are_needed(monkeypatch):

@@ -278,7 +278,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("words", WORDS)
-@pytest.mark.parametrize("name", ["unix", "127.0.0.1:0", "tls:127.0.0.1:0"])
+@pytest.mark.parametrize("name", ["unix", "tls:127.0.0.1:0"])
 @pytest.mark.parametrize("kind", [embedding_server, dense_server, loader])
 def test_no_stranger_stays_or_ends_who_listens(kind, name, words, monkeypatch):
     monkeypatch.setattr(peers, "FIRST_WORD_WITHIN_S", 0.1)

@@ -28,7 +28,7 @@ from runtime.hosts.wire.tls import Certificate, _made_now, named, sealed, unseal
 from runtime.stop import PeerError
 from tests.runtime.hosts.served import SGD
 from tests.runtime.hosts.test_faults import until
-from tests.runtime.hosts.wire.broken_cables import HYBRID, LOOKAHEAD, SECRET, SYNC, Proxy
+from tests.runtime.hosts.wire.broken_cables import HYBRID, SECRET, Proxy
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
 SOURCE = ArraySource(300)
@@ -44,7 +44,7 @@ def over_tls(monkeypatch):
     host.close()
 
 
-@pytest.mark.parametrize("mode", [SYNC, LOOKAHEAD, HYBRID])
+@pytest.mark.parametrize("mode", [HYBRID])
 def test_encrypted_runs_end_with_the_bytes_of_threads(over_tls, mode, tmp_path):
     (file := tmp_path / "secret").touch(0o600)
     file.write_text(SECRET)
