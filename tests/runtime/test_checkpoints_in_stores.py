@@ -25,7 +25,6 @@ from runtime.run.session import train
 from runtime.stop import Ending, Interrupted
 from tests.runtime.clicks_of_a_user import write_clicks
 from tests.runtime.stores import FaultyStore, Killed
-from tests.runtime.test_ending import after
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine
 
 SOURCE = ArraySource(300)  # 12 steps of 24 samples and one of 12
@@ -62,14 +61,6 @@ def trained(settings, folder: Path, start=None):
     return train(settings, SOURCE, saving=Saving(folder, start))
 
 
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {
-        file.relative_to(folder).as_posix(): file.read_bytes()
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
-
-
 @pytest.mark.law11
 @pytest.mark.parametrize("shards", [3])
 def test_a_run_goes_on_from_a_store_on_another_host_with_the_bytes_of_one_undisturbed(
@@ -92,23 +83,6 @@ def test_a_run_goes_on_from_a_store_on_another_host_with_the_bytes_of_one_undist
 
 def replace_shards(settings, shards):
     return replace(settings, engine=replace(settings.engine, shards=shards))
-
-
-def test_what_lies_in_the_store_are_the_files_of_a_local_checkpoint(tmp_path):
-    settings = every("end", shards=2)
-    trained(settings, tmp_path / "local")
-    trained(settings, working_folder(URL, "runs"))
-    (checkpoint,) = complete_checkpoints(tmp_path / "local")
-    local = files_below(checkpoint)
-    sent = Store(f"{URL}/checkpoints/{checkpoint.name}").names()
-    part = {name for name in local if name.endswith(".rows")}
-    assert len(sent) == len(local) and set(local) - part <= set(sent)
-    # A part has a name of its own each time; its bytes hold that name.
-    for name in {"dense.pt", "trained.arrays"} & set(local):
-        there = fsspec.filesystem("memory").cat_file(
-            f"/bucket/runs/a/checkpoints/{checkpoint.name}/{name}"
-        )
-        assert there == local[name]
 
 
 def test_servers_that_are_processes_send_their_rows_themselves(tmp_path, monkeypatch):
@@ -300,34 +274,6 @@ def test_the_commands_take_urls(tmp_path, capsys, monkeypatch):
     exported = f"file://{tmp_path}/l"
     assert main(["predict", exported, "--data", data, "--out", "e.csv"]) == 0
     assert (tmp_path / "e.csv").read_bytes() == (tmp_path / "l.csv").read_bytes()
-
-
-def test_a_run_at_a_url_is_begun_gone_on_with_and_told_to_be_finished(
-    tmp_path, capsys, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    url = f"file://{tmp_path}/store/a"
-    settings = config(checkpoint_every=2, data=DataConfig(name="synthetic", rows=300), test_rows=50)
-    ending = Ending()
-    with pytest.raises(Interrupted, match=f"--resume {url}"):
-        run_into(
-            working_folder(url, "runs"), settings, after(24 * 4, lambda: ending.ask("a test")),
-            ending=ending,
-        )  # fmt: skip
-    assert (tmp_path / "store/a/ending.json").is_file()
-    on_another_host(monkeypatch, tmp_path / "second host")
-    assert main(["train", "--resume", url]) == 0
-    told = capsys.readouterr().out
-    assert f"goes on from {url}/checkpoints/" in told
-    assert not (tmp_path / "store/a/ending.json").exists()
-    on_another_host(monkeypatch, tmp_path / "third host")
-    assert main(["train", "--out", url]) == 2
-    assert "finished run" in capsys.readouterr().err
-
-
-def test_a_place_that_is_empty_is_no_run(capsys):
-    assert main(["evaluate", "memory://bucket/nothing"]) == 2
-    assert "memory://bucket/nothing does not exist, or is empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["clicks.csv", "cl*.csv"])

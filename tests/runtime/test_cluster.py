@@ -408,31 +408,6 @@ def test_a_run_on_ray_that_is_asked_to_end_says_so(number, status, address, tmp_
 
 
 @pytest.mark.ray
-def test_nothing_outlives_the_supervisor(address, tmp_path):
-    process = start(
-        address, *WORDS[:2], "--batch", "64", "--checkpoint-every", "20", *ON_TWO, "--out", "run",
-        folder=tmp_path,
-    )  # fmt: skip
-    wait_for_checkpoint(process, tmp_path / "run")
-    process.kill()
-    process.communicate()
-    while left_of(tmp_path):  # pytest's own limit is the only one
-        time.sleep(0.1)
-
-
-def left_of(folder: Path) -> list[str]:
-    """Processes that still work in the folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(process / "cwd") == str(folder):
-                found.append((process / "cmdline").read_text())
-        except OSError:
-            continue
-    return found
-
-
-@pytest.mark.ray
 def test_what_the_cluster_is_short_of_is_said(address, tmp_path):
     words = [*WORDS, "--ranks", "9", "--servers", "1", "--cluster-wait-s", "1"]
     code, _, error = train(address, *words, folder=tmp_path)
@@ -451,27 +426,6 @@ def test_a_dry_run_prints_places_and_trains_nothing(address, tmp_path):
     assert code == 0, error
     assert "embedding server 1: 1 CPU on " in told and "--ranks" in told
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.ray
-def test_servers_and_workers_are_where_nodes_offer_to_have_them(cluster, tmp_path):
-    """And nowhere else, though there are cores. The other tests' nodes offer none."""
-    offered = {"embedding_server": 2, "embedding_worker": 1}
-    node = cluster.add_node(num_cpus=3, resources=offered, object_store_memory=80_000_000)
-    try:
-        words = [*WORDS, *ON_TWO, "--workers", "1", "--dry-run"]
-        code, told, error = train(cluster.address, *words, folder=tmp_path)
-        assert code == 0, error
-        wanted = r"er \d: 1 CPU, 1 embedding_(server|worker) on .* \(node (\w+)\)"
-        places = re.findall(wanted, told)
-        assert [kind for kind, _ in places] == ["server", "server", "worker"]
-        assert {found for _, found in places} == {node.node_id[:8]}
-        words = [*WORDS, "--servers", "3", "--cluster-wait-s", "1"]
-        code, _, error = train(cluster.address, *words, folder=tmp_path)
-        assert code == 2
-        assert "3 embedding_server are asked for (1 of one process), 2 are there (2 on a" in error
-    finally:
-        cluster.remove_node(node)
 
 
 def test_an_exit_code_of_a_rank_is_that_of_the_command():

@@ -25,30 +25,12 @@ from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import Mode
 from runtime import train_command
 from runtime.__main__ import main
-from runtime.config import SyncConfig, TrainConfig
+from runtime.config import TrainConfig
 from runtime.executors.replayable import config_facts
 from runtime.guarded import NOT_STORED
 from runtime.hosts.torchrun import launched
-from runtime.run.folder import claimed, plain
+from runtime.run.folder import claimed
 from runtime.train_options import COMMON, read_train
-
-ABSURD = st.sampled_from(["inf", "-inf", "nan", "1e400", "-1", "x", "", "1e12", str(10**30)])
-NUMBERS = [
-    "--ranks", "--threads", "--shards", "--batch", "--steps", "--seed", "--tau", "--latency-s",
-    "--model.lr", "--model.hidden", "--rows.dim", "--rows.optimizer.lr", "--data.epochs",
-    "--test-rows", "--evaluate-every-steps", "--queue-batches", "--rows.capacity.rows",
-]  # fmt: skip
-
-
-@settings(max_examples=20, deadline=None)
-@given(option=st.sampled_from(NUMBERS), value=ABSURD)
-def test_absurd_numbers_are_refused_naming_the_option(option, value):
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError) as told:
-        patch.setattr(train_command, "train_in_folder", lambda *_: pytest.fail("training began"))
-        read_train(["--mode", "hybrid", "--executor", "concurrent", f"{option}={value}"])
-    name = option.rsplit(".")[-1].removeprefix("--").replace("-", "_")
-    assert name in str(told.value).replace("-", "_"), told.value
-
 
 OPTIONS = [f"--{option.name}" for option in options_of(TrainConfig)]
 POOL = [
@@ -90,23 +72,6 @@ def test_without_data_a_run_trains_on_the_synthetic_stream_and_says_so(
     named = [*words, "--data.name", "kuairand-pure-14d", "--out", str(tmp_path / "other")]
     assert main(named) == 2
     assert "no data of kuairand-pure-14d" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("mode", ["sync", "lookahead"])
-def test_tau_0_may_be_said_of_a_mode_that_reads_no_late_rows(mode, tmp_path):
-    """It is true there, and scripts over bounds need no case of their own."""
-    words = ["--mode", mode, "--tau", "0"]
-    assert read_train(words).run == read_train(words[:2]).run
-    (tmp_path / "c.toml").write_text(f'[sync]\nmode = "{mode}"\ntau = 0\n')
-    assert read_train(["--config", str(tmp_path / "c.toml")]).run == read_train(words[:2]).run
-
-
-def test_a_replay_told_another_tau_than_its_trace_has_is_refused(tmp_path, refused):
-    path = tmp_path / "t.npz"
-    Trace.of([], **config_facts(TrainConfig(sync=SyncConfig(mode="hybrid", tau=2)))).save(path)
-    replay = ["--mode", "hybrid", "--executor", "replay", "--trace", str(path)]
-    assert "was made with tau 2" in refused("train", *[*replay, "--tau", "4"])
-    assert read_train([*replay, "--tau", "2"]).run.sync.tau == 2
 
 
 def a_text(path):
@@ -167,23 +132,6 @@ def test_a_trace_of_another_run_says_what_to_give(tmp_path, refused, monkeypatch
         assert main(["train", *replay, *options, *out]) == 0, "what is to be given is enough"
 
 
-def test_what_a_config_switches_on_is_switched_off_for_a_trace_without_it(
-    tmp_path, refused, monkeypatch
-):
-    """Of an option in a group, the last word of its name is denied."""
-    monkeypatch.setattr(train_command, "train_in_folder", lambda *_: None)
-    hybrid = ["--mode", "hybrid", "--ranks", "2"]
-    Trace.of([], **config_facts(read_train(hybrid).run)).save(tmp_path / "t.npz")
-    (tmp_path / "c.toml").write_text(
-        "[data]\nshuffle = true\n[sync]\nmode = 'hybrid'\nranks = 2\nlr_by_staleness = true\n"
-    )
-    replay = ["--config", str(tmp_path / "c.toml"), "--executor", "replay",
-              "--trace", str(tmp_path / "t.npz")]  # fmt: skip
-    options = refused("train", *replay).partition("to replay it, give: ")[2].split()
-    assert set(options) == {"--data.no-shuffle", "--no-lr-by-staleness"}
-    assert main(["train", *replay, *options, "--out", str(tmp_path / "out")]) == 0
-
-
 def small(out, *words):
     data = ["--data.name", "synthetic", "--data.rows", "1024", "--test-rows", "200"]
     return main(["train", *data, "--batch", "64", *words, "--out", str(out)])
@@ -201,16 +149,6 @@ def test_a_run_says_what_was_evicted_and_what_it_was_too_short_for(tmp_path, cap
     assert "the trained model is not kept; --checkpoint-every end keeps it" in said
     assert small(tmp_path / "b", "--steps", "2", "--checkpoint-every", "end") == 0
     assert not re.search("evicted|asked for|not kept", capsys.readouterr().out)
-
-
-def test_fewer_steps_than_are_done_do_not_seal_a_run(tmp_path, refused):
-    run = tmp_path / "run"
-    assert small(run, "--steps", "4", "--checkpoint-every", "2") == 0
-    (run / "summary.json").unlink()  # as if it had been killed behind its last checkpoint
-    assert "--steps is 1, but 4 are done: give more to go on" in refused(
-        "train", "--resume", str(run), "--steps", "1"
-    )
-    assert not (run / "summary.json").exists()
 
 
 def test_a_folder_that_cannot_be_written_and_a_full_disk_are_told_with_their_folder(
@@ -236,14 +174,6 @@ def test_a_folder_that_cannot_be_written_and_a_full_disk_are_told_with_their_fol
         assert not list(run.glob("predictions*"))
     monkeypatch.undo()
     assert main(["train", "--resume", str(run)]) == 0
-
-
-def test_options_on_the_command_line_come_after_the_file(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(plain(TrainConfig(sync=SyncConfig(mode="hybrid", tau=2), steps=9))))
-    run = read_train(["--config", str(path), "--tau", "3"]).run
-    assert (run.sync.mode, run.sync.tau, run.steps) == ("hybrid", 3, 9)
-    assert read_train(["--config", str(path)]).run.sync.tau == 2
 
 
 def test_a_run_keeps_what_was_typed_and_reads_back_from_its_config(tmp_path, monkeypatch):
@@ -274,16 +204,6 @@ def test_a_folder_is_not_taken_from_another_run_or_from_a_stranger(tmp_path, ref
         pass
 
 
-def test_a_model_file_with_a_mistake_is_named_with_its_line(tmp_path, monkeypatch, refused):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "broken_net.py").write_text("x = 1\ndef f(:\n")
-    begin = ["--data.name", "synthetic", "--steps", "1", "--out", "a", "--model.name"]
-    told = refused("train", *[*begin, "broken_net:Net"])
-    assert "broken_net.py, line 2" in told
-    assert "its folder must be the current one" in refused("train", *[*begin, "no_such_net:Net"])
-
-
 def test_help_and_version_load_no_torch():
     probe = (
         "import sys, runtime.__main__ as c\n"
@@ -294,20 +214,6 @@ def test_help_and_version_load_no_torch():
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert found.stdout.splitlines()[-1] == "[]", found.stdout + found.stderr
     assert found.stdout.splitlines()[-2].startswith("persia-testbed ")
-
-
-def test_a_run_without_a_bound_says_so_in_the_word_of_both_halves(tmp_path, capsys):
-    words = "--data.name synthetic --steps 3 --mode hybrid --executor concurrent --tau None"
-    out = str(tmp_path / "run")
-    assert main(["train", *words.split(), "--test-rows", "500", "--out", out]) == 0
-    assert "  hybrid, tau unbounded\n" in capsys.readouterr().out
-
-
-def test_lateness_in_async_is_told_as_that_of_the_ranks_own_steps(tmp_path, capsys):
-    """W times as many updates are missed: beside hybrid's steps a number alone would mislead."""
-    assert small(tmp_path / "run", "--mode", "async", "--ranks", "2", "--tau", "1") == 0
-    late = " steps of the rank's own on average; no lookup missed more than 1\n"
-    assert late in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -329,23 +235,6 @@ def test_a_mistake_that_all_ranks_make_is_said_by_rank_0(rank, monkeypatch, caps
     assert "tau is not used by mode sync" in capsys.readouterr().err
 
 
-def test_names_in_a_schema_never_steer_the_terminal(tmp_path, capsys, refused):
-    rows = "".join(f"{k % 7},{k % 2}\n" for k in range(300))
-    (tmp_path / "rows.csv").write_text("user,label\n" + rows)
-    schema = tmp_path / "mine.toml"
-    schema.write_text(
-        'name = "a\\u001b[2Jb"\nfile = "rows.csv"\ntasks = ["t\\u001b[1mx"]\n'
-        '[split]\ntest_fraction = 0.3\n[[columns]]\nname = "user"\n'
-    )
-    words = ["--data.name", str(schema), "--steps", "2", "--out", str(tmp_path / "run")]
-    assert main(["train", *words]) == 0
-    told = capsys.readouterr()
-    assert "a\\x1b[2Jb: test" in told.err + told.out and "t\\x1b[1mx" in told.out
-    assert "\x1b" not in told.err + told.out
-    schema.write_text('name = "\\u001b[2J"\nfil = "rows.csv"\n')
-    assert "\x1b" not in refused("train", *["--data.name", str(schema)])
-
-
 def test_help_shows_the_usual_options_and_help_all_every_one(capsys):
     shown = []
     for words in (["--help"], ["--help", "all"]):
@@ -361,18 +250,6 @@ def test_help_shows_the_usual_options_and_help_all_every_one(capsys):
     assert "rows.name" not in every  # refused, whatever is typed
 
 
-def test_what_the_schema_gives_is_refused_and_never_proposed(refused):
-    assert "rows.name is given by the data's schema" in refused("train", "--rows.name", "clicks")
-    assert "--rows.name" not in refused("train", "--rows.nam", "clicks")
-
-
-def test_the_name_of_data_and_model_may_stand_behind_their_group():
-    found = read_train(["--data", "synthetic", "--model=dcn"]).run
-    assert (found.data.name, found.model.name) == ("synthetic", "dcn")
-    with pytest.raises(ValueError, match=r"--data and --data\.name are one option; give it once"):
-        read_train(["--data", "synthetic", "--data.name", "adult"])
-
-
 @pytest.mark.parametrize(("words", "stands_for"), [("hybrid", 4.688), ("async", 1.562)])
 def test_a_sample_of_a_simulated_order_stands_for_those_of_the_step_not_of_a_whole_share(
     tmp_path, capsys, words, stands_for
@@ -384,14 +261,6 @@ def test_a_sample_of_a_simulated_order_stands_for_those_of_the_step_not_of_a_who
     assert small(tmp_path / "run", "--mode", *words.split(), *replay) == 0
     (told,) = [line for line in capsys.readouterr().out.splitlines() if "stands for" in line]
     assert f" {stands_for} of the simulated" in told
-
-
-def test_a_rate_that_float32_rounds_to_nothing_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(train_command, "train_in_folder", lambda *_: None)
-    words = ["train", "--data.name", "synthetic", "--model.lr", "1e-50"]
-    assert main(words) == 2
-    assert "--model.lr is 1e-50, which float32 rounds to 0" in capsys.readouterr().err
-    assert read_train([*words[1:], "--precision", "float64"]).run.rows.dtype == "float64"
 
 
 @pytest.mark.long

@@ -82,29 +82,6 @@ def test_what_is_no_file_is_refused_by_a_resume(run, name, kind, refused, monkey
     assert str(run) in said and (name in said)
 
 
-def test_a_lock_that_is_a_link_is_not_followed(run, tmp_path, refused):
-    precious = tmp_path / "precious"
-    precious.write_text("kept")
-    (run / "lock").symlink_to(precious)
-    assert "lock cannot be locked: it is not a regular file but a link" in refused(
-        *COMMANDS["resume"], str(run)
-    )
-    (run / "lock").unlink()
-    (run / "lock").symlink_to(tmp_path / "none")
-    assert "but a link" in refused(*COMMANDS["resume"], str(run))
-    assert precious.read_text() == "kept" and not (tmp_path / "none").exists()
-
-
-def test_metrics_that_are_a_link_are_read_and_the_file_behind_it_stays(run, tmp_path):
-    precious = tmp_path / "precious"
-    before = (run / "metrics.jsonl").read_bytes()
-    (run / "metrics.jsonl").rename(precious)
-    (run / "metrics.jsonl").symlink_to(precious)
-    assert main([*COMMANDS["resume"], str(run)]) == 0
-    assert precious.read_bytes() == before
-    assert not (run / "metrics.jsonl").is_symlink()
-
-
 def test_a_checkpoint_folder_that_is_a_link_loses_the_link_alone(run, tmp_path):
     """Somebody moved it to a larger disk."""
     moved = tmp_path / "moved"
@@ -154,18 +131,6 @@ def test_a_run_that_ends_between_its_first_files_can_begin_again(written, tmp_pa
     assert len(there) == written
     assert main(words) == 0
     assert (tmp_path / "run" / "summary.json").exists()
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_what_no_file_can_replace_is_found_before_the_training(name, tmp_path):
-    """In the folder of a run that failed, which may be filled again."""
-    for own in ("config.json", "env.json"):
-        (tmp_path / own).write_text("{}")
-    with claimed(tmp_path):
-        (tmp_path / name).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(ValueError, match=f"{name} is a named pipe"), claimed(tmp_path):
-        pass
 
 
 def test_a_lock_is_held_by_one_run_alone(tmp_path):
@@ -271,9 +236,3 @@ def test_sealed_weights_of_other_types_are_told_in_a_sentence(run, content, refu
     state = json.loads((cut_of(run) / "state.json").read_text())
     changed_state(run, "files", state["files"] | {"dense.pt": digest})
     assert "dense.pt" in refused(*COMMANDS["resume"], str(run))
-
-
-@pytest.mark.parametrize("device", ["meta", "cuda:x", "cpu:0", "CUDA", "cuda:1234"])
-def test_a_device_that_is_none_is_told_in_a_sentence(device, tmp_path, refused):
-    words = ["train", "--steps", "1", "--device", device, "--out", str(tmp_path / "x")]
-    assert "device must be cpu, cuda, or cuda:1 and so on" in refused(*words)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 import threading
 import time
@@ -26,13 +25,9 @@ from runtime.dense import averaging, buckets
 from runtime.dense.averaging import AveragingRound, mean_model
 from runtime.dense.optimizer import FunctionalOptimizer
 from runtime.dense.rules import AsyncRule, DenseRule, SharedWeights, StepGradients
-from runtime.hosts.dense import group as group_module
 from runtime.hosts.dense.async_weights import (
     DenseServer,
     RemoteWeights,
-    arrays_of,
-    gradients_in,
-    tensors_in,
 )
 from runtime.hosts.dense.distributed import DistributedWeights, ProcessAllReduce
 from runtime.hosts.dense.group import RankGroup
@@ -342,17 +337,6 @@ def test_processes_train_as_threads_do(name, found):
             assert np.allclose(arrays["told"][:, 0], losses, rtol=0, atol=tolerance, equal_nan=True)
 
 
-def test_a_wait_names_the_rank_that_has_ended_and_the_one_that_hangs(found):
-    for rank in (1, 2):
-        ended, hangs = (found / f"told-{rank}").read_text().splitlines()
-        start = (
-            rf"rank {rank} has waited \d+ s for the gradients of step 7 of rank 0 \(pid \d+, .+\): "
-        )
-        assert re.fullmatch(start + "it has ended after 7 steps", ended)
-        silent = r"silent for 6 s; the last that it said was: trains step 7"
-        assert re.fullmatch(start + silent, hangs)
-
-
 @pytest.mark.law12
 def test_async_over_processes_pulls_and_pushes_as_threads_do(found):
     """The same pulls and pushes at one server without processes: same bytes, events and figures."""
@@ -487,16 +471,6 @@ def test_a_step_of_async_waits_for_one_round_trip(monkeypatch):
     assert turns == 4
 
 
-@pytest.mark.parametrize("waits", ["in a pull", "at the end of a leg"])
-def test_what_went_wrong_with_a_push_is_raised_by_who_waits_next(waits):
-    with served_weights(rule_of_async()) as remote:
-        remote.begin_step(1, 0)
-        wrong: list = [torch.ones(3), *gradients_for(remote.model(1), 1, 0)[1:]]
-        remote.end_step(StepGradients(1, 0, wrong, 0.5, 8))
-        with pytest.raises(PeerError, match=r"\(3,\) of .* came for parameter 0"):
-            remote.begin_step(1, 1) if waits == "in a pull" else remote.end_leg()
-
-
 class InOrder:
     """A group of one rank whose device does one work after the other, as NCCL does; counts how
     often the host waits for one that is not done."""
@@ -520,18 +494,6 @@ class InOrder:
 
 def facts_at(step: int, model: nn.Module) -> list[float]:
     return [0.0, 0.0, 0.5, 3.0, 1.0, 0.0, float(step), *(1.0 for _ in model.parameters())]
-
-
-@pytest.mark.parametrize("gathers", [False, True])
-def test_the_host_waits_once_for_the_buckets_of_a_step(gathers):
-    model, group = nn.Sequential(*(nn.Linear(600, 600) for _ in range(8))), InOrder()
-    reduce = ProcessAllReduce(model, group, gathers=gathers)
-    gradients = [torch.full_like(p, 2.0) for p in model.parameters()]
-    for step in range(2):
-        sums, facts = reduce.join(gradients, facts_at(step, model))
-        assert all((total == 2).all() for total in sums)
-        assert facts.tolist() == [facts_at(step, model)]
-    assert group.started >= 2 * 4 and group.host_waits == 2
 
 
 @pytest.mark.parametrize("gathers", [False, True])
@@ -593,44 +555,3 @@ def test_facts_of_all_ranks_are_exact_in_a_sum(dtype):
         buffers.append(reduce._buffers[-1].nan_to_num(0.0))
     reduce._sent = [(None, sum(buffers))]
     assert reduce._facts_of_ranks().tolist() == facts
-
-
-def test_what_comes_by_wire_goes_where_the_weights_are():
-    """A GPU, it may be: its optimiser refuses gradients that lie elsewhere."""
-    given = list(fresh_model().parameters())
-    there = [tensor.detach().to("meta") for tensor in given]
-    assert {t.device.type for t in tensors_in(arrays_of(given), there)} == {"meta"}
-    found = gradients_in(arrays_of([None, *given[1:]]), there)
-    assert found[0] is None and found[1].device.type == "meta"
-
-
-def test_weights_of_another_network_are_refused_with_the_parameter_that_differs():
-    given, other = list(fresh_model().parameters()), list(nn.Linear(5, 6).parameters())
-    with pytest.raises(PeerError, match=r"\(7, 5\) of .* came for parameter 0, which is \(6, 5\)"):
-        tensors_in(arrays_of(given), other)
-    with pytest.raises(PeerError, match="5 dense weights came of 6"):
-        tensors_in(arrays_of([None, *given[1:]]), given)
-
-
-@pytest.mark.parametrize("silent", [False, True])
-def test_ranks_that_do_not_connect_for_tensors_are_not_waited_for_long(silent, monkeypatch):
-    """torch would wait: for one that is stopped, or that a firewall keeps out."""
-    group = object.__new__(RankGroup)
-    group.rank, group.interface, group._join_s, looks = 0, "lo", 0.3, []
-
-    def look_around(what, began, seen):
-        looks.append(what)
-        if silent:
-            raise PeerError("rank 1 has given no sign of life")
-
-    monkeypatch.setattr(group, "_look_around", look_around)
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(group_module, "_LOOK_S", 0.05)
-    said = "rank 1 has given no sign" if silent else "not connected for tensors within 0 s"
-    with pytest.raises(PeerError, match=said):
-        group._joined(threading.Event().wait)
-    assert set(looks) == {"the connections for tensors"} and (len(looks) == 1) == silent
-    assert group._joined(lambda: os.environ["GLOO_SOCKET_IFNAME"]) == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in os.environ, "the next group may have another interface"
-    with pytest.raises(ZeroDivisionError):
-        group._joined(lambda: 1 / 0)

@@ -14,10 +14,7 @@ from experiments.deriving import derive_workload
 from persia_sim.base.popularity import exponent, grown
 from persia_sim.cluster.tables import RowUpdate
 from persia_sim.cluster.workload import Workload
-from persia_sim.presets.catalogue import rows_of
-from persia_sim.presets.from_file import read_workload, workload_text
-from persia_sim.presets.point import Point, scenario_of
-from persia_sim.sharded.command import ShardedOptions, job_of
+from persia_sim.presets.from_file import read_workload
 from runtime.__main__ import main
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.ids import tag
@@ -69,19 +66,6 @@ def test_the_examples_model_and_data_are_what_one_counts_by_hand(example, capsys
         own = [len({each for bag in bags[n : n + 128] for each in bag}) for n in starts]
         assert table.distinct(128) == pytest.approx(np.mean(own), rel=0.02), table.name
     assert [table.name for table in work.tables] == list(lists)
-
-
-def test_each_simulation_reads_the_same_file(example, capsys):
-    work = _described("--config run.toml", example, capsys)
-    ranker = job_of(ShardedOptions(model="described.toml")).ranker
-    assert ranker.tables == work.tables and ranker.update is work.update
-    assert ranker.dense_macs == 40 * 64 + 64 * 32 + 32
-    assert ranker.widths == work.widths and ranker.layers == 3
-    assert scenario_of(Point(workload="described.toml", cluster="h100-host")).workload == work
-    assert rows_of("described.toml") == "f32-sgd", "a row-wise state is a number a row"
-    again = example / "again.toml"
-    again.write_text(workload_text(work))
-    assert read_workload(again) == work == derive_workload(read_train(["--config", "run.toml"]).run)
 
 
 def test_what_is_typed_beside_the_file_counts(example, capsys):
@@ -164,17 +148,6 @@ def test_ids_are_counted_by_field_table_and_batch():
     assert short.rows.tolist() == [7, 8] and not short.windows
     with pytest.raises(ValueError, match="training part has no sample"):
         count(iter(()), LAYOUT, batch=2)
-
-
-def test_fields_with_ids_of_their_own_are_tables_of_their_own():
-    """As all fields of a schema that names no table are, though one table holds their rows."""
-    first, second = (int(tag(n, np.array([5], np.uint64))[0]) for n in (0, 1))
-    chunk = _batch([[[first], [second], [first]]])
-    layout = Layout(fields=tuple(Field(name=name) for name in "abc"))
-    tables = count(iter([chunk]), layout, batch=1).tables
-    assert [(each.table, each.name, each.fields) for each in tables] == [
-        ("rows", "a", ["a", "c"]), ("rows", "b", ["b"]),
-    ]  # fmt: skip
 
 
 LAW = {"few": (300, 0.8), "many": (40_000, 1.1), "even": (5_000, 0.0)}

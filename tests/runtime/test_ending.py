@@ -17,14 +17,11 @@ from runtime.checkpoint import whole
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import DataConfig
-from runtime.executors.open import assemble_for
-from runtime.rank.stages import Team
 from runtime.run.record import run_into
 from runtime.run.saver import Saving
 from runtime.run.session import train
-from runtime.run.training import Training
-from runtime.stop import Ending, Interrupted, NotStored, PeerError, Stop
-from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config
+from runtime.stop import Ending, Interrupted, NotStored
+from tests.runtime.worlds import ArraySource, assert_same_bytes, config
 
 SOURCE = ArraySource(300)
 MODES = {
@@ -90,24 +87,6 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(config(), SOURCE, saving=Saving(tmp_path), on_samples=after(48, twice))
     assert not complete_checkpoints(tmp_path)
-
-
-def test_a_signal_that_was_ignored_stays_so(tmp_path):
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    try:
-        hit = after(48, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        outcome = train(config(), SOURCE, saving=Saving(tmp_path), on_samples=hit)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert outcome.figures.samples == 300
-
-
-def test_a_run_that_was_at_its_end_ends_as_if_nobody_had_asked(tmp_path):
-    ending = Ending()
-    asked = Saving(tmp_path, None, ending)
-    outcome = train(config(), SOURCE, saving=asked, on_samples=after(300, lambda: ending.ask("x")))
-    assert outcome.figures.samples == 300
-    assert [int(cut.name) for cut in complete_checkpoints(tmp_path)] == [300]
 
 
 def full(*args):
@@ -249,59 +228,3 @@ def test_the_folder_of_a_resumed_run_is_that_of_an_undisturbed_one(tmp_path):
         for summary in summaries:
             summary.pop(name)
     assert summaries[0] == summaries[1]
-
-
-def test_warnings_of_the_first_evaluation_are_told_by_whoever_ends_the_run(tmp_path):
-    """Rates of nothing: all predictions are equal, in the first evaluation and the last."""
-    chosen = synthetic(checkpoint_every=6, evaluate_every_steps=4)
-    one = run_into(tmp_path / "whole", chosen)
-    other = killed_and_resumed(tmp_path / "killed", chosen, 24 * 17)
-    assert one["warnings"] == other["warnings"]
-    assert any(text.startswith("after 4 updates:") for text in one["warnings"])
-
-
-def test_more_steps_go_on_with_a_finished_run(tmp_path):
-    short = synthetic(mode="sync", checkpoint_every="end", steps=10)
-    run_into(tmp_path / "run", short)
-    with pytest.raises(ValueError, match="is finished; add --steps, more than"):
-        run_into(tmp_path / "run", short, resume=True)
-    longer = run_into(tmp_path / "run", changed(short, steps=20), resume=True)
-    whole_run = run_into(tmp_path / "whole", changed(short, steps=20))
-    assert longer["tasks"] == whole_run["tasks"]
-    assert longer["samples"] == 480
-
-
-def test_who_listens_for_the_end_of_a_run_is_forgotten_when_it_goes():
-    stop, woken = Stop(), []
-
-    class Sleeper:
-        def wake(self) -> None:
-            woken.append(self)
-
-    stays = Sleeper()
-    stop.on_stop(stays.wake)
-    for _ in range(1000):
-        stop.on_stop(Sleeper().wake)
-    assert len(stop._on_stop) <= 2
-    stop.set(None)
-    assert woken == [stays]
-
-
-def test_a_checkpoint_that_cannot_be_taken_does_not_hold_the_rows(monkeypatch):
-    training = Training(assemble_for(config(), ArraySource(100)), {})
-    with monkeypatch.context() as patch:
-        patch.setattr(training.executor.rule, "state_dict", lambda: bytearray(1 << 60))
-        with pytest.raises(MemoryError):
-            training.take(None, False)
-    assert not training.components.store.saving.locked()
-    training.take(None, False).rows.drop()
-
-
-def test_what_stops_a_run_between_its_legs_is_what_is_told(monkeypatch):
-    def end_leg(team):
-        team.components.stop.set(PeerError("embedding server 0 has died"))
-        team.components.stop.check()  # where the leg's last pushes are waited for
-
-    monkeypatch.setattr(Team, "end_leg", end_leg)
-    with pytest.raises(PeerError, match="embedding server 0 has died"):
-        train(config(executor="concurrent"), ArraySource(100))

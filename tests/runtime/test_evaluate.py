@@ -129,22 +129,6 @@ def test_every_task_is_scored_with_its_own_predictions_and_without_dropout():
     assert found.tasks["click"] != found.tasks["buy"]
 
 
-def test_after_an_evaluation_every_module_is_in_the_mode_in_which_it_was():
-    world = run(config(model=DROPPED, steps=1), ArraySource(100))
-    before = [module.training for module in world.model.modules()]
-    assert before == [True, True, True, False, True]
-    evaluate(world.learner, world.model, world.worker, HeldOut(ArraySource(100)))
-    assert [module.training for module in world.model.modules()] == before
-
-    def torn():
-        yield next(iter(HeldOut(ArraySource(100))))
-        raise OSError("the file is gone")
-
-    with pytest.raises(OSError, match="the file is gone"):
-        evaluate(world.learner, world.model, world.worker, torn())
-    assert [module.training for module in world.model.modules()] == before
-
-
 class Product(torch.nn.Module):
     """The product of two fields: with zeros for rows it has no gradient."""
 
@@ -169,27 +153,6 @@ def test_rows_that_never_leave_zero_are_told_and_the_whole_store_is_copied_once(
         found = evaluate(world.learner, world.model, world.worker, HeldOut(source))
         assert any("all rows are zero" in w for w in found.warnings)
     assert copies == [1]
-
-
-def test_a_healthy_evaluation_never_copies_the_store(monkeypatch):
-    source = ArraySource(200)
-    world = run(config(), source)
-
-    def refuse():
-        raise AssertionError("the whole store is copied")
-
-    monkeypatch.setattr(world.store, "export", refuse)
-    found = evaluate(world.learner, world.model, world.worker, HeldOut(source))
-    assert not any("rows" in w for w in found.warnings)
-
-
-def test_rows_that_left_zero_but_were_not_read_since_are_found():
-    """One step from zero, and a test part of other ids: only the store itself knows."""
-    chosen = replace(config(steps=1), rows=replace(config().rows, initial_scale=0.0))
-    world = run(chosen, ArraySource(100))
-    others = HeldOut(ArraySource(100, seed=7, ids_per_field=10**9))
-    found = evaluate(world.learner, world.model, world.worker, others)
-    assert not any("all rows are zero" in w for w in found.warnings)
 
 
 @pytest.mark.parametrize("kept", [128, 1], ids=["kept", "streamed anew"])
@@ -329,51 +292,6 @@ def test_each_reason_for_a_bad_figure_is_told_for_its_task(predictions, labels, 
     assert not [w for w in found if w.startswith("click")]
     if not warnings:
         assert found == []
-
-
-def warnings_of(predictions, labels, dense, name="mlp"):
-    oracle = Oracle(np.column_stack([CLEAR, predictions]))
-    oracle.config = config(model=ModelConfig(name=name))
-    oracle.layout = replace(oracle.layout, dense=("price", "years"))
-    batch = Batch(np.zeros(1200, np.uint64), np.arange(1201), dense.astype(np.float32),
-                  np.column_stack([HALF, labels]).astype(np.float32))  # fmt: skip
-    return evaluate(oracle, torch.nn.Linear(1, 1), Healthy(), [batch]).warnings
-
-
-def test_only_an_own_class_may_give_what_a_sigmoid_gives():
-    """A built-in network gives logits: what is near a half after a step has trained for one."""
-    near, rare = 0.5 + CLEAR / 5, HALF * (np.arange(400) % 5 == 0)
-    (told,) = warnings_of(near, rare, np.zeros((400, 2)))
-    assert "sigmoid" not in told
-    (told,) = warnings_of(near, rare, np.zeros((400, 2)), name="nets:Mine")
-    assert told.endswith("too few steps to learn the rate, or a sigmoid: give logits")
-
-
-@pytest.mark.parametrize(
-    ("predictions", "labels"),
-    [
-        (np.full(400, 0.5), HALF),
-        (CHANCE, HALF),
-        (SURE, HALF),
-        (np.where(HALF == 1, np.nan, 0.1), HALF),
-    ],
-    ids=["constant", "chance", "overfitted", "not finite"],
-)
-def test_numbers_far_from_one_are_named_where_a_figure_is_bad(predictions, labels):
-    far = np.column_stack([np.linspace(-9e6, 9e6, 400), np.linspace(-50, 50, 400)])
-    told = warnings_of(predictions, labels, far)
-    assert told[-1].startswith("price holds numbers far from 1 (4.51e+06 from 0 on average): ")
-    assert "log = true" in told[-1] and "years" not in told[-1]
-    assert warnings_of(CLEAR, HALF, far) == []
-    for near in (np.zeros((400, 2)), far / 1e6):
-        assert not [w for w in warnings_of(predictions, labels, near) if "far from 1" in w]
-
-
-def test_a_warning_that_the_end_no_longer_has_says_when_it_was_true(monkeypatch):
-    said = iter([["loss is high"], ["loss is high", "chance"], ["chance"]])
-    monkeypatch.setattr(evaluate_module, "_health", lambda *_: next(said))
-    chosen = config(steps=4, evaluate_every_steps=2)
-    assert train(chosen, ArraySource(96)).warnings == ["after 2 updates: loss is high", "chance"]
 
 
 def test_ids_of_the_evaluated_part_with_a_row_are_counted_by_field():

@@ -12,7 +12,6 @@ import pytest
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig
 from runtime.data.fingerprints import fingerprints
-from runtime.hosts.loading.loaded_source import TOGETHER
 from runtime.rank import feed as feed_module
 from runtime.rank.feed import Feed, TrainedRows, training_stream
 from runtime.rank.learner import Learner
@@ -94,13 +93,6 @@ def test_passes_repeat_the_part_and_rows_limit_it(trained, executor):
     assert outcome.figures.updates == 6
 
 
-@pytest.mark.parametrize("rows", [1, 24, 36, 37, 38, 99, 100, 500])
-def test_rows_are_the_first_ones_wherever_the_chunks_end(trained, rows):
-    """Chunks of the source end after 37 and 74 samples."""
-    seen, _ = trained(data=DataConfig(rows=rows))
-    assert in_order(seen) == list(range(min(rows, SAMPLES)))
-
-
 def test_shuffle_permutes_each_pass_anew_with_the_seed(trained):
     def orders(**changes):
         order = in_order(trained(data=DataConfig(shuffle=True, epochs=2), **changes)[0])
@@ -122,14 +114,6 @@ def test_shuffled_training_is_the_same_in_both_executors(trained, executor):
     data = DataConfig(shuffle=True)
     seen, _ = trained(data=data, ranks=2, executor=executor)
     assert in_order(seen) == in_order(trained(data=data)[0])
-
-
-@EXECUTORS
-def test_steps_end_the_run_in_the_middle_of_a_pass(trained, executor):
-    seen, outcome = trained(steps=6, data=DataConfig(epochs=5), executor=executor)
-    # A pass is four whole batches and a short one.
-    assert in_order(seen) == [*range(100), *range(24)]
-    assert outcome.figures.updates == 6
 
 
 @EXECUTORS
@@ -157,13 +141,6 @@ def test_global_batches_train_on_every_sample_that_the_other_modes_do(trained, e
         assert sum(sizes) == 100
         assert set(sizes) == {12, 13}
         assert all(seen[rank, step][1] == sizes[rank] for rank in range(8))
-
-
-def test_a_short_last_step_of_global_batches_loses_no_sample(trained):
-    seen, outcome = trained(mode=Mode.ASYNC, match="global", batch=48, ranks=8)
-    assert sorted(n for numbers, _ in seen.values() for n in numbers) == list(range(SAMPLES))
-    assert outcome.figures.samples == SAMPLES
-    assert outcome.figures.updates == 8 + 8 + 4
 
 
 @pytest.mark.parametrize("match", ["update", "global"])
@@ -278,32 +255,6 @@ def test_samples_of_later_steps_are_asked_for_ahead_and_again_when_half_are_used
     assert names.asked == list(range(0, 2 * asked[-1], 2))
 
 
-def test_a_loader_may_be_ten_steps_away():
-    """30 ms, where a step takes 3: so many pass until an answer comes, and those that are put
-    together into one request wait for the last of them to be cut."""
-    names = Names()
-    feed = Feed(training_stream(config(batch=2), numbered(400)), 1, True, Stop(), asks=names)
-    margins = []
-    for step in range(80):
-        feed.take(0, step)
-        wait_for_readers()
-        margins.append(len(names.asked) - step - 1)
-    assert min(margins) >= TOGETHER + 10
-
-
-def test_one_thread_at_a_time_reads_ahead():
-    """It waits for samples that are slow to come; takers of what is here start no others."""
-    names = Names(waits_before=6)
-    feed = Feed(training_stream(config(batch=2), numbered()), 1, True, Stop(), asks=names)
-    for step in range(6):
-        assert feed.take(0, step).batch.dense[0, 0] == 2 * step
-        while len(names.asked) < 6:
-            time.sleep(0.001)
-        assert len(readers_ahead()) == 1
-    names.may_go_on.set()
-    wait_for_readers()
-
-
 @pytest.mark.parametrize("notes", [True, False])
 def test_of_samples_that_come_by_name_those_of_the_ranks_here_are_noted(notes):
     """Another process notes its own; without notes a run of names trains as well."""
@@ -316,11 +267,3 @@ def test_of_samples_that_come_by_name_those_of_the_ranks_here_are_noted(notes):
     mine = [batch.rows(5, 10) for batch in batches[:3]] if notes else []
     expected = sorted(value for batch in mine for value in fingerprints(batch))
     assert feed.trained_rows().values.tolist() == expected
-
-
-def test_a_process_notes_a_share_where_others_take_samples_that_it_does_not_see():
-    for asks, local_ranks, is_share in (
-        (Names(), [0], True), (Names(), [0, 1], False), (None, [0], False), (None, [0, 1], False)
-    ):  # fmt: skip
-        feed = Feed(iter([]), 2, True, Stop(), local_ranks=local_ranks, asks=asks)
-        assert feed.notes_a_share == is_share

@@ -20,7 +20,6 @@ from runtime.run.saver import Saving
 from runtime.run.session import train
 from tests.runtime.worlds import (
     ENGINES,
-    ArraySource,
     TwoTables,
     World,
     assert_same_bytes,
@@ -131,17 +130,6 @@ def test_fresh_tables_miss_nothing_and_late_ones_tau_updates(merges):
         assert server.updates == (13 if merges else 26)
 
 
-def test_a_run_tells_how_late_late_and_fresh_tables_were():
-    outcome = train(hybrid(fresh=("item",)), SOURCE)
-    assert outcome.staleness.max_steps == 3
-    assert outcome.staleness_of_fresh_tables.max_steps == 0
-    assert outcome.staleness_of_fresh_tables.mean_pushes == 0
-    assert outcome.figures.rows_replaced > 0
-    assert train(hybrid(), SOURCE).staleness_of_fresh_tables is None
-    exact = train(hybrid(fresh=("all",)), SOURCE)
-    assert exact.staleness.max_steps == 0 and exact.staleness_of_fresh_tables is None
-
-
 def test_delay_compensation_acts_on_late_tables_alone():
     plain, compensated = (
         run(hybrid(fresh=("all",), delay_compensation=strength), SOURCE) for strength in (0.0, 9.0)
@@ -151,12 +139,6 @@ def test_delay_compensation_acts_on_late_tables_alone():
         run(hybrid(fresh=("all",), lr_by_staleness=True), SOURCE),
         run(config(ranks=2, shards=2), SOURCE),
     )
-
-
-def test_ranks_computed_as_one_batch_write_the_same_events():
-    one_by_one = run(hybrid(fresh=("item",)), SOURCE).trace
-    fused = run(hybrid(fresh=("item",), fuse_ranks=True), SOURCE).trace
-    assert list(fused) == list(one_by_one)
 
 
 def test_a_field_means_its_table_and_a_name_that_the_data_lack_is_refused():
@@ -230,21 +212,6 @@ def test_lost_pushes_of_both_groups_are_counted_and_hold_nobody_up(merges, engin
     for groups in of_groups(world):
         for group in groups:
             assert (group["lost"], group["version"] + group["lost"]) == (3, 2 * 13)
-
-
-@pytest.mark.parametrize("engine", EVERY_ENGINE)
-def test_concurrent_curves_read_fresh_tables_with_all_earlier_pushes(engine):
-    """A snapshot stands behind the dense update of a step, before any push of it: where every table
-    is fresh, its figures are those of sync."""
-
-    def curve(**changes):
-        every = {"evaluate_every_steps": 2, "ranks": 2}
-        points = train(config(**every, **changes), SOURCE).curve
-        return [(p.updates, p.evaluation.predictions.tobytes()) for p in points]
-
-    fresh = {"mode": Mode.HYBRID, "fresh": ("all",)} | on_engine(engine, 2)
-    exact = curve(executor="concurrent", shards=2)
-    assert len(exact) > 3 and curve(**fresh) == exact
 
 
 @pytest.mark.law11
@@ -328,12 +295,3 @@ def test_a_trace_of_impossible_fresh_events_is_refused(tmp_path: Path):
         saved([*reads, push, lone], fresh=["items"])
     with pytest.raises(ValueError, match="list of names"):
         saved(reads, fresh="items")
-
-
-def test_a_field_that_shares_its_table_with_all_others_is_refused():
-    """Else one would pay for exact rows everywhere, and not know it."""
-    source = ArraySource(300)
-    with pytest.raises(ValueError, match=r"item means every table.*table = .item.*or name all"):
-        train(hybrid(fresh=("item",)), source)
-    for named in (("rows",), ("user", "item", "tags")):
-        assert fresh_tables(named, source.layout) == ("rows",)

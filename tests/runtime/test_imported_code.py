@@ -11,7 +11,7 @@ import pytest
 from experiments.__main__ import main as experiments
 from runtime.__main__ import main
 from runtime.inference import open_model
-from runtime.models.imported import files_of_model, refuse_code_in
+from runtime.models.imported import files_of_model
 from runtime.models.networks import build_model
 from tests.runtime.test_own_model import SHAPE
 
@@ -57,14 +57,6 @@ def test_all_that_the_users_folders_give_to_an_import_is_found_and_nothing_else(
     assert not {name for name in sys.modules if name.partition(".")[0] in ("nets", "helper")}
 
 
-def test_a_file_that_is_no_python_counts_and_is_not_looked_into(home):
-    assert below(home, "helper:Net") == {"helper.py"}
-    assert files_of_model("mlp") == files_of_model("no.such.module:Net") == {}
-    (project,) = [f for f in files_of_model("runtime.models.networks:FeedForward").values()
-                  if f.name != "__init__.py"]  # fmt: skip
-    assert project.name == "networks.py"
-
-
 @pytest.mark.parametrize(
     "signs",
     [("config.json", "checkpoints/0/state.json"), ("state.json", "dense.pt"),
@@ -86,20 +78,6 @@ def test_code_inside_the_folder_of_a_run_or_an_export_is_never_run(home, signs, 
     with pytest.raises(ValueError, match="code is never taken from there"):
         build_model("mine:Net", SHAPE, (8,), seed=0)
     assert not mark.exists()
-
-
-def test_code_inside_the_folder_that_is_read_is_refused_whatever_it_looks_like(home):
-    (home / "plain").mkdir()
-    (home / "plain" / "evil.py").write_text("")
-    (home / "linked.py").symlink_to(home / "plain" / "evil.py")
-    for name in ("plain.evil:Net", "linked:Net"):
-        told: list[str] = []
-        refuse_code_in(None, name, told.append)
-        file = home / f"{name.removesuffix(':Net').replace('.', '/')}.py"
-        assert told == [f"model {name} runs the code in {file}"]
-        with pytest.raises(ValueError, match=r"would run .*evil\.py|would run .*linked\.py"):
-            refuse_code_in(home / "plain", name)
-    refuse_code_in(home / "plain", "helper:Net", trust=True)
 
 
 @pytest.mark.long
@@ -196,18 +174,6 @@ def test_what_is_no_class_of_networks_is_never_called(text, kind, home):
     finally:
         sys.modules.pop("callable_of_mine", None)
     assert not mark.exists()
-
-
-def test_a_users_module_that_is_called_as_one_of_python_is_his(home):
-    """Where it comes first on the path, as what PYTHONPATH names does."""
-    (home / "imghdr.py").write_text(f"from runtime.models.inputs import flatten\n{NET}")
-    known = sys.modules.pop("imghdr", None)
-    try:
-        assert build_model("imghdr:Net", SHAPE, (8,), seed=0)
-    finally:
-        sys.modules.pop("imghdr", None)
-        if known is not None:
-            sys.modules["imghdr"] = known
 
 
 @pytest.mark.parametrize("module", ["runtime.mine", "experiments.mine", "experiments"])
@@ -322,7 +288,3 @@ def test_nothing_of_the_current_folder_takes_the_place_of_what_is_installed(word
     found = subprocess.run([script, *words.split()], cwd=tmp_path, capture_output=True, text=True)
     assert "Traceback" not in found.stderr and found.returncode in (0, 2)
     assert not (tmp_path / "it ran").exists()
-
-
-def test_who_trusts_nothing_in_particular_is_told(refused):
-    assert "--trust is of a model that --resume or --config names" in refused("train", "--trust")

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from runtime.__main__ import main
-from runtime.data.download import listed
 from tests.runtime.spawned import Command
 
 LATE = ["--executor", "concurrent", "--mode", "hybrid", "--ranks", "2", "--latency-s", "60"]
@@ -129,19 +128,6 @@ def test_a_signal_in_the_last_evaluation_does_not_undo_what_was_trained(number, 
 
 
 @pytest.mark.multiproc
-def test_a_second_ctrl_c_in_the_last_evaluation_ends_at_once(tmp_path):
-    process = held(tmp_path, "judged", "--checkpoint-every", "end")
-    os.kill(process.pid, signal.SIGINT)
-    while "SIGINT: all is trained" not in process.said()[1]:
-        assert process.is_alive(), process.said()
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGINT)
-    code, _, told = process.ended(50)
-    assert code == 130
-    assert told.splitlines()[-1].startswith("interrupted at once; go on with: persia-runtime train")
-
-
-@pytest.mark.multiproc
 def test_a_second_ctrl_c_ends_a_run_before_a_long_latency_is_over(tmp_path):
     process, calm = training(tmp_path / "run", *LATE), 0
     while calm < 10:  # messages are on their way: who has sent none ends at the first signal
@@ -180,16 +166,6 @@ def test_ctrl_c_says_what_is_left(tmp_path, monkeypatch, capsys, kept):
     assert capsys.readouterr().err.strip().endswith(left if kept else "same command starts anew")
 
 
-def test_ctrl_c_behind_the_end_says_that_the_run_is_finished(tmp_path, monkeypatch, capsys):
-    def written(*_):
-        (tmp_path / "run/summary.json").write_text("{}")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("runtime.train_command.train_in_folder", written)
-    assert main(["train", "--out", str(tmp_path / "run")]) == 130
-    assert capsys.readouterr().err.endswith("run holds a finished run\n")
-
-
 @pytest.mark.first_case
 @pytest.mark.multiproc
 @pytest.mark.parametrize("words", ["data list", "train --help"])
@@ -198,40 +174,6 @@ def test_a_reader_that_goes_away_is_no_error(words):
     shell = f"set -o pipefail; {sys.executable} -m runtime {words} | true"
     found = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (0, "")
-
-
-@pytest.mark.first_case
-@pytest.mark.multiproc
-@pytest.mark.parametrize("shell", ["{} | true", "{} 2>&1 | true", "{} | head -1 > first"])
-def test_what_is_written_behind_the_output_is_written_although_its_reader_has_gone(shell, tmp_path):
-    """A sweep printed its table first, and its CSV was lost with exit code 0."""
-    script = (
-        "import sys, time; from pathlib import Path; from runtime.guarded import begin, guarded\n"
-        "def work():\n"
-        "    for line in range(3):\n"
-        "        print(line, flush=True); print(line, file=sys.stderr); time.sleep(0.2)\n"
-        "    Path('table.csv').write_text('whole')\n"
-        "begin(); sys.exit(guarded(work))"
-    )
-    (tmp_path / "work.py").write_text(script)
-    words = "set -o pipefail; " + shell.format(f"{sys.executable} work.py")
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    found = subprocess.run(
-        ["bash", "-c", words], capture_output=True, text=True, cwd=tmp_path, env=environment
-    )
-    assert found.returncode == 0, found.stderr
-    assert (tmp_path / "table.csv").read_text() == "whole"
-    assert "Error" not in found.stderr
-    assert "first" not in shell or (tmp_path / "first").read_text() == "0\n"
-
-
-@pytest.mark.long
-@pytest.mark.multiproc
-def test_the_first_line_of_the_data_sets_can_be_had_alone():
-    shell = f"set -o pipefail; {sys.executable} -m runtime data list | head -1"
-    found = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout == listed(None).splitlines()[0] + "\n"
 
 
 @pytest.mark.first_case
@@ -258,19 +200,6 @@ def test_a_command_whose_output_is_closed_ends_with_its_own_exit_code(words, cod
 
 
 @pytest.mark.multiproc
-def test_no_file_of_a_run_takes_the_place_of_a_closed_output(tmp_path):
-    """The kernel gives the lowest number that is free; what torch or a thread writes to it would
-    stand in a result."""
-    script = "import os, sys; from persia_sim.base.files import usual_streams as u; u();"
-    script += (
-        f" file = open({str(tmp_path / 'result')!r}, 'w'); os.write(1, b'x'); os.write(2, b'x')"
-    )
-    shell = f'{sys.executable} -c "{script}" <&- >&- 2>&-'
-    assert subprocess.run(["bash", "-c", shell]).returncode == 0
-    assert (tmp_path / "result").read_bytes() == b""
-
-
-@pytest.mark.multiproc
 @pytest.mark.parametrize("words", ["runtime train"])
 def test_a_disk_that_is_full_for_the_output_is_one_sentence(words):
     shell = f"{sys.executable} -m {words} --help > /dev/full"
@@ -292,14 +221,3 @@ def test_a_current_folder_that_was_removed_is_one_sentence(words, tmp_path):
     assert found.returncode == 2
     last = "error: the current folder has been removed: change to one that is there\n"
     assert found.stderr.endswith(last) and "Traceback" not in found.stderr
-
-
-@pytest.mark.multiproc
-def test_an_output_without_a_letter_for_it_shows_a_question_mark():
-    """A study trained for an hour, and its table ended in a traceback."""
-    script = "from persia_sim.base.files import usual_streams as u; u(); print('0.1 \u00b1 0.2')"
-    found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True,
-        env=os.environ | {"PYTHONIOENCODING": "ascii"},
-    )  # fmt: skip
-    assert (found.returncode, found.stdout) == (0, "0.1 ? 0.2\n"), found.stderr

@@ -8,15 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
-from torch.nn import functional
 
-from persia_sim.base.trace import Trace
 from persia_sim.base.vocabulary import DEFAULT_TAU, Mode
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import read_checkpoint
-from runtime.config import DataConfig, ModelConfig, TrainConfig
+from runtime.config import DataConfig, TrainConfig
 from runtime.dense import averaging
 from runtime.embedding.config import Admission, Capacity, RowOptimizer
 from runtime.rank.learner import Learner
@@ -129,42 +125,6 @@ def test_a_run_recorded_over_legs_and_a_resume_replays_to_its_bytes(
     assert_same_bytes(resumed, train(again, SOURCE))
 
 
-class DropsByFunction(nn.Module):
-    """A model that draws from torch's generator without saying so."""
-
-    def __init__(self, shape, hidden):
-        super().__init__()
-        self.out = nn.Linear(shape.width, shape.tasks)
-
-    def forward(self, dense, embeddings):
-        found = torch.cat([dense, embeddings.pooled], dim=1)
-        return self.out(functional.dropout(found, 0.3, self.training))
-
-
-def test_torchs_generator_goes_on_where_it_stood(tmp_path):
-    model = ModelConfig(name=f"{__name__}:DropsByFunction", hidden=(4,))
-    chosen = every(4, model=model)
-    torch.manual_seed(5)
-    whole = run(chosen, tmp_path / "whole")
-    (cut, *_) = complete_checkpoints(tmp_path / "whole")
-    torch.manual_seed(6)
-    resumed = run(chosen, tmp_path / "resumed", cut)
-    assert_same_run(whole, resumed)
-    assert any("cannot be repeated" in warning for warning in resumed.warnings)
-    assert "not_replayable" in resumed.trace.meta
-
-
-def test_what_the_first_evaluation_warns_of_is_told_though_it_came_behind_a_resume(tmp_path):
-    """At this rate every log-loss is worse than that of the label rate, each by another amount."""
-    wild = ModelConfig(hidden=(8,), lr=3.0)
-    chosen = every(3, evaluate_every_steps=4, ranks=2, model=wild)
-    whole = run(chosen, tmp_path / "whole")
-    early = [text for text in whole.warnings if text.startswith("after 4 updates")]
-    assert early
-    for cut in complete_checkpoints(tmp_path / "whole")[:3]:
-        assert run(chosen, tmp_path / cut.name, cut).warnings == whole.warnings
-
-
 FORGETFUL = {
     "lru": {"capacity": Capacity(rows=40)},
     "eviction and expiry": {"capacity": Capacity(rows=60, expire_after_steps=3)},
@@ -234,38 +194,6 @@ def test_on_other_shards_and_executors_it_ends_with_the_same_bytes(name, mode, t
         assert resumed.trace.events[:, 2].min() == 4  # steps
         assert "shards: before 2, now" in resumed.trace.meta["not_replayable"]
         assert "not_replayable" in back.trace.meta
-
-
-def test_hybrid_on_other_shards_ends_with_the_same_bytes(tmp_path):
-    chosen = every(4, ranks=2, shards=4, mode=Mode.HYBRID, tau=2, trace_order=False)
-    whole = run(chosen, tmp_path / "whole")
-    (cut, *_) = complete_checkpoints(tmp_path / "whole")
-    resumed = run(changed(chosen, shards=3), tmp_path / "resumed", cut)
-    assert_same_bytes(resumed, whole)
-    figures = ("mean_steps", "max_steps", "oldest_steps")  # pushes are counted by shard
-    assert [getattr(o.staleness, f) for o in (whole, resumed) for f in figures] == [
-        *[getattr(whole.staleness, f) for f in figures] * 2
-    ]
-
-
-@pytest.mark.first_case
-@pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
-@pytest.mark.parametrize(
-    ("mode", "shares"), [*((m, {}) for m in Mode), *((m, SHARES) for m in ALONE)]
-)
-def test_the_order_of_a_run_on_other_ranks_can_be_read(
-    mode, shares, executor, tmp_path, monkeypatch
-):
-    """It begins with the resume; a round of averaging may be the first that happens then."""
-    monkeypatch.setattr(averaging, "PERIOD_S", 1e-6)
-    period = {"average_every_steps": 2} if executor == "constant_lag" else {}
-    averages = (period if mode.averages_replicas else {}) | shares
-    chosen = every(4, ranks=2, mode=mode, executor=executor, **averages)
-    run(chosen, tmp_path / "whole")
-    (_, cut, *_) = complete_checkpoints(tmp_path / "whole")
-    resumed = run(changed(chosen, ranks=3), tmp_path / "resumed", cut)
-    resumed.trace.save(tmp_path / "trace.npz")
-    assert (Trace.load(tmp_path / "trace.npz").events == resumed.trace.events).all()
 
 
 @pytest.mark.parametrize("ranks", [4])

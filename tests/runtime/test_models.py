@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from runtime.data.batch import Field, Layout
-from runtime.models.inputs import Embeddings, InputShape, flatten
-from runtime.models.networks import BUILT_IN, FirstLinear, build_model
+from runtime.models.inputs import Embeddings, InputShape
+from runtime.models.networks import BUILT_IN, build_model
 
 LAYOUT = Layout(
     fields=(Field(name="a"), Field(name="b"), Field(name="s", pooling="sequence", max_length=3)),
@@ -174,86 +174,6 @@ def test_gradients_are_those_of_finite_differences(name):
     inputs = [t.detach().clone().requires_grad_() for t in (dense, pooled, rows)]
     weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
     assert torch.autograd.gradcheck(logits, (*inputs, *weights), eps=1e-6, atol=1e-7)
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_layout_without_dense_features_or_sequences_needs_neither():
-    layout = Layout(fields=(Field(name="a"), Field(name="b")))
-    shape = InputShape(layout=layout, dims={"rows": 4})
-    draw = torch.Generator().manual_seed(2)
-    pooled = torch.randn(3, 8, generator=draw, dtype=torch.float64)
-    for name in BUILT_IN:
-        model = build_model(name, shape, (5,), seed=1).double()
-        found = model(pooled.new_zeros(3, 0), Embeddings(pooled, {}, {}))
-        fields = [[row[:4].tolist(), row[4:].tolist()] for row in pooled]
-        if name == "dlrm":
-            products = [[dot(a, b)] for a, b in fields]
-            expected = [linear(model.head, tower(model.top, p)) for p in products]
-        else:
-            expected = [slow_logits(name, model, [], pair) for pair in fields]
-        assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_a_first_layer_without_features_draws_what_linear_draws():
-    """So models that have one keep all their other initial values."""
-    states = []
-    for kind in (torch.nn.Linear, FirstLinear):
-        torch.manual_seed(3)
-        layer = kind(0, 4)
-        assert layer.weight.shape == (4, 0) and layer.bias.count_nonzero() == 0
-        states.append(torch.get_rng_state())
-    assert torch.equal(*states)
-
-
-def test_an_empty_sequence_is_a_vector_of_zeros():
-    dense, pooled, rows, mask = in_float64()
-    none = torch.zeros_like(mask)
-    flat = flatten(dense, Embeddings(pooled, {"s": rows * 0}, {"s": none}))
-    assert (flat[:, 8:12] == 0).all()
-
-
-def test_widths_count_every_field_by_its_table():
-    layout = Layout(
-        fields=(
-            Field(name="a"),
-            Field(name="s", pooling="sequence", max_length=5, table="wide"),
-            Field(name="b", table="wide"),
-        ),
-        dense=("x",),
-        tasks=("t", "u", "v"),
-    )
-    shape = InputShape(layout=layout, dims={"rows": 4, "wide": 7})
-    assert (shape.pooled_dims, shape.sequence_dims) == ([4, 7], [7])
-    assert (shape.width, shape.tasks) == (4 + 7 + 7 + 1, 3)
-
-
-@pytest.mark.parametrize("name", ["mlp", "deepfm"])
-def test_zeros_behind_the_input_change_nothing(name, monkeypatch):
-    """The tower's input is filled up for the sake of BLAS; outputs and gradients stay the same."""
-    found = []
-    for columns in (1, 16, 64):
-        monkeypatch.setattr("runtime.models.networks.COLUMNS", columns)
-        model = build_model(name, SHAPE, (8, 4), seed=0).double()
-        dense, embeddings = inputs()
-        pooled = embeddings.pooled.double().requires_grad_()
-        sequences = {n: t.double() for n, t in embeddings.sequences.items()}
-        logits = model(dense.double(), Embeddings(pooled, sequences, embeddings.masks))
-        logits.square().sum().backward()
-        found.append([logits, pooled.grad, *(p.grad for p in model.parameters())])
-    for other in found[1:]:
-        for expected, got in zip(found[0], other, strict=True):
-            assert expected.shape == got.shape
-            assert torch.allclose(expected, got, atol=1e-12)
-
-
-def test_the_papers_tower_on_criteos_shape_has_its_12_million_weights():
-    """12,906,497 with 26 x 16 + 13 inputs: the paper prints 12 M."""
-    fields = tuple(Field(name=f"c{k}") for k in range(26))
-    layout = Layout(fields=fields, dense=tuple(f"i{k}" for k in range(13)))
-    shape = InputShape(layout=layout, dims={"rows": 16})
-    model = build_model("mlp", shape, (4096, 2048, 1024, 512, 256), seed=0)
-    assert sum(p.numel() for p in model.parameters()) == 12_906_497
 
 
 def test_fields_of_different_widths_are_refused_by_models_with_products():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import pytest
 from runtime import object_store
 from runtime.files import BrokenFileError, digest_of
 from runtime.object_store import (
-    TRIES,
     URL_FILE,
     Store,
     address_of,
@@ -82,33 +80,6 @@ def test_a_call_that_fails_is_tried_again_after_growing_pauses(faulty, pauses, t
         assert store.info(str(number)) is not None
     assert faulty.failed["put_file"] > 5 and faulty.failed["info"] > 5
     assert set(pauses) >= {1.0, 2.0, 4.0}
-
-
-def test_what_the_disk_of_this_host_answers_is_not_asked_again(pauses, tmp_path):
-    """A file of the system's may fail at its first byte; half a minute of retries helped nobody."""
-    with pytest.raises(OSError, match=r"^file:///proc/self/mem cannot be read: \[Errno 5\]"):
-        Store("file:///proc/self").get("mem", tmp_path / "here")
-    assert not pauses
-
-
-def test_a_store_that_stays_away_is_told_with_what_was_tried(faulty, pauses, tmp_path):
-    faulty.fails_one_in = 1
-    with pytest.raises(OSError, match=f"^memory://x/a cannot be written, tried {TRIES} times: the"):
-        Store("memory://x").put(a_file(tmp_path), "a")
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0]
-
-
-def test_what_will_not_go_is_told_at_once(faulty, pauses, tmp_path, monkeypatch):
-    def refuse(*arguments, **more):
-        raise PermissionError("you may not")
-
-    monkeypatch.setattr(faulty, "put_file", refuse, raising=False)
-    with pytest.raises(OSError, match="memory://x/a cannot be written: you may not"):
-        Store("memory://x").put(a_file(tmp_path), "a")
-    assert not pauses
-    with pytest.raises(BrokenFileError, match="memory://x/b is not there"):
-        Store("memory://x").get("b", tmp_path / "b")
-    assert not pauses and not (tmp_path / "b").exists()
 
 
 def test_a_store_of_which_nothing_is_installed_is_refused_with_the_remedy():
@@ -207,12 +178,3 @@ def test_a_slow_store_that_gives_signs_is_waited_for(faulty, impatient, tmp_path
 
     monkeypatch.setattr(faulty, "put_file", slowly, raising=False)
     Store("memory://x").put(a_file(tmp_path), "a")
-
-
-def test_who_is_asked_to_end_waits_for_no_store(faulty, monkeypatch, tmp_path):
-    monkeypatch.setattr(object_store, "_given_up", "")
-    faulty.hangs.set()
-    threading.Timer(0.3, object_store.give_up_stores, ["it is over"]).start()
-    with pytest.raises(StoreError, match="it is over"):
-        Store("memory://x").put(a_file(tmp_path), "a")
-    faulty.hangs.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -31,11 +30,9 @@ from runtime.model_commands import describe_profile
 from runtime.rank import learner as learner_module
 from runtime.rank.components import assemble
 from runtime.rank.staging import StreamStaging
-from runtime.run import process_costs
 from runtime.run import profile as measuring
 from runtime.run.folder import write_json
 from runtime.run.laws import LawPoint, Measurement
-from runtime.run.process_costs import SUMMED_BYTES
 from runtime.run.stage_times import Drawn
 from tests.runtime.test_staging import LateStreams
 
@@ -75,45 +72,6 @@ def test_a_bad_option_is_told_before_anything_is_measured(words, said, tmp_path,
     assert said.replace("FOLDER", str(tmp_path)).replace(" ", "") in found
     assert (tmp_path / "notes.json").read_text() == '{"mine": 1}'
     assert [file.name for file in tmp_path.iterdir()] == ["notes.json"]
-
-
-def test_unknown_data_and_data_of_too_few_samples_are_told(tmp_path, refused):
-    out = ["--out", str(tmp_path / "p.json")]
-    assert "no data set is called 'nosuch'" in refused("profile", "--data", "nosuch", *out)
-    (tmp_path / "few.csv").write_text("user,click\n" + "a,1\nb,0\n" * 50)
-    schema = ['name = "few"', 'file = "few.csv"', 'labels = ["click"]',
-              "split = { test_fraction = 0.2 }", "[[columns]]", 'name = "user"']  # fmt: skip
-    (tmp_path / "few.toml").write_text("\n".join(schema))
-    told = refused("profile", "--data", str(tmp_path / "few.toml"), *out)
-    assert re.search(r"few.toml has \d+ training samples: must be at least 4,096", told), told
-    assert not (tmp_path / "p.json").exists()
-
-
-def test_a_profile_goes_into_a_new_folder_and_over_an_earlier_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(measuring, "MOST_STEPS", 18)
-    monkeypatch.setattr(process_costs, "REPEATS", 3)
-    out = tmp_path / "new" / "p.json"
-    assert main(["profile", *TINY, "--out", str(out)]) == 0
-    first = read_profile(out)
-    assert (first.dim, first.hidden, len(first.gpu.flops_per_s)) == (4, (8,), 5)
-    assert first.copies.startswith("none") and not {"copy_in", "copy_out"} & set(first.laws)
-    assert first.laws["load"].fitted_items == (64, 4096)
-    call, summed = first.laws["worker_rpc"], first.all_reduce
-    assert call.fixed_s >= 0 and call.fitted_items[1] > 4 * call.fitted_items[0]
-    assert summed is not None and summed.fitted_bytes == (2**14, 2**24) and summed.ranks == 2
-    assert summed.fixed_s + summed.per_byte_s * 2**24 > 0
-    printed = capsys.readouterr().out
-    law = first.laws["server_lookup"]
-    [line] = [row for row in printed.splitlines() if row.startswith("  server_lookup")]
-    fixed, per_item = re.findall(r"([\d.]+) (?:us|ns)", line)
-    assert float(fixed) == pytest.approx(1e6 * law.fixed_s, abs=0.051)
-    assert float(per_item) == pytest.approx(1e9 * law.per_item_s, abs=0.051)
-    assert "copies: none" in printed
-    wider = ["--dim", "8", *TINY[2:], "--no-processes", "--out", str(out)]
-    assert main(["profile", *wider]) == 0
-    second = read_profile(out)
-    assert second.dim == 8 and second.all_reduce is None and "worker_rpc" not in second.laws
-    assert [file.name for file in out.parent.iterdir()] == ["p.json"]
 
 
 SMALL = """
@@ -270,11 +228,6 @@ def test_a_profile_says_its_precision_and_threads(tmp_path, monkeypatch):
     assert found.source.endswith("2 threads")
 
 
-def test_tf32_without_a_gpu_is_refused(tmp_path, no_work, refused):
-    told = refused("profile", "--precision", "tf32", "--out", str(tmp_path / "p.json"))
-    assert "tf32 is arithmetic of a GPU" in told
-
-
 def test_a_rate_is_used_for_the_arithmetic_in_which_it_was_measured_alone(tmp_path):
     """Of one profile of float32, fp16 was once predicted to run as fast."""
     document = {
@@ -299,20 +252,3 @@ def test_a_rate_is_used_for_the_arithmetic_in_which_it_was_measured_alone(tmp_pa
 
 
 _IN = {"float32": Precision.FP32, "bfloat16": Precision.FP16}
-
-
-@pytest.mark.long
-def test_the_bar_ends_full(monkeypatch):
-    monkeypatch.setattr(measuring, "MOST_STEPS", 18)
-    monkeypatch.setattr(process_costs, "REPEATS", 3)
-
-    def summed(told):
-        return [told() or Measurement(size, 1.0) for size in SUMMED_BYTES]
-
-    monkeypatch.setattr(measuring, "summed", summed)
-    for processes in (False, True):
-        told: list[int] = []
-        measuring.measure_profile(
-            4, (8,), TINY[-1], lambda told=told: told.append(1), processes=processes
-        )
-        assert len(told) == measuring.measurements(processes) >= 10

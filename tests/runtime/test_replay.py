@@ -11,7 +11,6 @@ import torch
 from persia_sim.base.trace import Kind, Trace
 from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
-from runtime.executors.replayable import other_facts
 from runtime.run.session import train
 from tests.runtime.worlds import ArraySource, TwoTables, changed, config, run
 
@@ -34,12 +33,6 @@ def test_replay_refuses_a_trace_of_tables_that_were_configured_in_python(tmp_pat
     other = {"items": replace(wide["items"], optimizer=replace(chosen.rows.optimizer, lr=0.2))}
     with pytest.raises(ValueError, match=r"rows\.items: trace .*lr=0\.1.*, this run .*lr=0\.2"):
         train(replay_of(chosen, tmp_path / "t.npz"), source, tables=other)
-
-
-def test_facts_that_differ_are_named(tmp_path):
-    meta = train(config(mode=Mode.HYBRID, tau=1), SOURCE).trace.meta
-    assert other_facts(meta, meta) == ""
-    assert "data.epochs" in other_facts(meta, {**meta, "data.epochs": 2})
 
 
 class Functional(torch.nn.Module):
@@ -66,10 +59,6 @@ class Late(Functional):
     first_step = 5
 
 
-class Declared(Functional):
-    draws_random_numbers = True
-
-
 def named(model):
     return ModelConfig(name=f"tests.runtime.test_replay:{model}")
 
@@ -86,28 +75,6 @@ def test_a_model_that_draws_by_functions_is_noticed_and_its_trace_refused(
     outcome.trace.save(tmp_path / "t.npz")
     with pytest.raises(ValueError, match="cannot be replayed: model tests"):
         train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
-
-
-def test_a_model_that_says_that_it_draws_is_seeded_and_replayed(tmp_path):
-    chosen = config(model=named("Declared"), ranks=2, executor="concurrent", mode=Mode.HYBRID)
-    torch.manual_seed(1)
-    recorded = train(chosen, SOURCE)
-    assert not any("cannot be repeated" in w for w in recorded.warnings)
-    recorded.trace.save(tmp_path / "t.npz")
-    torch.manual_seed(2)
-    again = train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
-    assert again.losses == recorded.losses
-    assert again.final.predictions.tobytes() == recorded.final.predictions.tobytes()
-    undropped = train(replace(chosen, model=ModelConfig()), SOURCE)
-    assert undropped.losses != recorded.losses
-
-
-def test_a_model_without_draws_is_left_in_peace():
-    state = torch.random.get_rng_state()
-    outcome = train(config(ranks=2), SOURCE)
-    assert outcome.warnings == []
-    assert "not_replayable" not in outcome.trace.meta
-    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 CHOSEN = config(mode=Mode.HYBRID, tau=1, ranks=2, shards=2, merge_pushes=False)
@@ -185,23 +152,6 @@ def test_a_replay_takes_tau_from_its_trace_and_refuses_another(tmp_path):
     other = config(mode=Mode.HYBRID, tau=1, executor="replay", trace=tmp_path / "t.npz")
     with pytest.raises(ValueError, match="was made with tau 2, not 1"):
         train(other, SOURCE)
-
-
-def test_lost_pushes_of_an_order_are_counted_and_are_no_skipped_batches(tmp_path):
-    chosen = config(mode=Mode.HYBRID, tau=1, ranks=2, merge_pushes=False)
-    trace = train(chosen, SOURCE).trace
-    events = trace.events.copy()
-    events[:, 4] = -1  # what the others find changes with what is lost
-    pushes = events[:, 0] == Kind.PUSH
-    for rank, step in ((0, 3), (1, 3), (1, 7)):
-        events[pushes & (events[:, 1] == rank) & (events[:, 2] == step), 0] = Kind.LOST_PUSH
-    Trace(events, trace.meta).save(tmp_path / "t.npz")
-    again = train(replay_of(chosen, tmp_path / "t.npz"), SOURCE)
-    assert again.figures.pushes_lost == 3
-    assert again.figures.batches_skipped == 0
-    assert again.figures.samples == 300
-    assert again.losses[:4] == train(chosen, SOURCE).losses[:4]
-    assert again.losses[5:] != train(chosen, SOURCE).losses[5:]
 
 
 @pytest.mark.parametrize("lost_at", [[1], [0, 1]])

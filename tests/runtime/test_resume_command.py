@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
@@ -15,7 +14,6 @@ from runtime.checkpoint.places import STATE, complete_checkpoints
 from runtime.checkpoint.whole import read_state
 from runtime.config import (
     DataConfig,
-    EngineConfig,
     read_config,
 )
 from runtime.data.synthetic import SyntheticSource
@@ -24,7 +22,6 @@ from runtime.run.folder import claimed
 from runtime.run.record import run_into
 from runtime.run.saver import going_on
 from runtime.stop import Ending, Interrupted
-from runtime.train_options import read_train
 from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, edited, write_clicks
 from tests.runtime.test_ending import after
 from tests.runtime.worlds import config
@@ -164,12 +161,6 @@ def test_resume_auto_begins_goes_on_and_says_that_a_run_is_finished(tmp_path, mo
     assert json.loads((run / "summary.json").read_text())["samples"] == 10 * 32
 
 
-def test_resume_auto_needs_the_name_of_a_folder(refused):
-    assert "--resume auto begins a run, or goes on with it: add --out" in refused(
-        "--resume", "auto"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -197,17 +188,6 @@ def test_resume_auto_of_a_finished_run_takes_no_other_options(name, value, tmp_p
     assert (tmp_path / "run/summary.json").read_bytes() == summary
 
 
-def test_resume_auto_with_other_options_is_refused(tmp_path, capsys):
-    assert auto(tmp_path / "run") == 0
-    assert auto(tmp_path / "run", "--steps", "10", "--model.lr", "0.5") == 2
-    assert "--model.lr is 0.5, but the run was begun with 0.001" in capsys.readouterr().err
-
-
-def test_a_run_without_a_checkpoint_cannot_be_gone_on_with(tmp_path, refused):
-    (tmp_path / "config.json").write_text(json.dumps({"steps": 3}))
-    assert "holds no checkpoint that can be used" in refused("--resume", str(tmp_path))
-
-
 def test_a_run_is_not_gone_on_with_on_other_data(unfinished, monkeypatch, refused):
     known = SyntheticSource.provenance
     monkeypatch.setattr(
@@ -216,66 +196,6 @@ def test_a_run_is_not_gone_on_with_on_other_data(unfinished, monkeypatch, refuse
     before = sorted(unfinished.rglob("*"))
     assert "has changed since the run began" in refused("--resume", str(unfinished))
     assert sorted(unfinished.rglob("*")) == before
-
-
-def test_that_an_order_begins_anew_is_said_with_other_ranks_or_shards_and_only_then(unfinished):
-    before = read_config(unfinished / "config.json")
-    for ranks, shards in product((2, 3), (2, 1)):
-        now = replace(
-            before,
-            sync=replace(before.sync, ranks=ranks),
-            engine=replace(before.engine, shards=shards),
-        )
-        told: list[str] = []
-        going_on(unfinished, now, before, told.append)
-        is_said = any("trace.npz begins where this does" in text for text in told)
-        assert is_said == ((ranks, shards) != (2, 2))
-
-
-def test_a_run_with_shards_goes_on_with_servers_without_saying_so_twice(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "config.json").write_text('{"engine": {"shards": 3, "executor": "concurrent"}}')
-    command = read_train(["--resume", str(folder), "--servers", "2"])
-    assert (command.run.engine.servers, command.run.engine.shards) == (2, 1)
-
-
-THREADS = {"executor": "concurrent", "latency_s": 0.1, "loaders": 1}
-
-
-@pytest.mark.parametrize(
-    ("executor", "sync", "engine"),
-    [
-        (
-            "constant_lag",
-            {"mode": "hybrid", "permits": 3, "tau": 7},
-            THREADS | {"queue_batches": 3},
-        ),
-        ("constant_lag", {"mode": "lookahead", "lookahead": "forwarded", "ahead": 2}, THREADS),
-        (
-            "constant_lag",
-            {"mode": "async"},
-            THREADS | {"servers": 2, "workers": 1, "timeline": True},
-        ),
-        ("concurrent", {"mode": "sync", "ranks": 2}, {"fuse_ranks": False, "shards": 3}),
-    ],
-)
-def test_on_another_executor_a_run_leaves_behind_what_that_does_not_read(
-    executor, sync, engine, tmp_path
-):
-    (tmp_path / "config.json").write_text(json.dumps({"sync": sync, "engine": engine}))
-    before = read_config(tmp_path / "config.json")
-    run = read_train(["--resume", str(tmp_path), "--executor", executor]).run
-    assert run.engine == EngineConfig(executor=executor, shards=engine.get("shards", 1))
-    assert run.sync == replace(before.sync, permits=None, lookahead="reread")
-
-
-def test_a_period_in_steps_is_not_one_in_seconds(tmp_path, refused):
-    averages = {"sync": {"mode": "async_averaging", "average_every_steps": 3}}
-    (tmp_path / "config.json").write_text(json.dumps(averages))
-    said = refused("--resume", str(tmp_path), "--executor", "concurrent")
-    assert "--average-every-steps is not used by mode async_averaging with executor conc" in said
-    assert f"--resume {tmp_path} sets it, for another mode or executor: leave that out" in said
 
 
 @pytest.fixture(scope="module")
@@ -342,16 +262,6 @@ def test_a_config_that_was_edited_is_held_against_the_checkpoint(
     )
 
 
-def test_what_may_be_given_anew_may_be_edited_too(unfinished, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(unfinished, run)
-    content = json.loads((run / "config.json").read_text())
-    content["engine"]["threads"], content["steps"] = 2, 40
-    (run / "config.json").write_text(json.dumps(content))
-    written = read_config(run / "config.json")
-    assert going_on(run, written, written, pytest.fail).state.samples > 0
-
-
 @pytest.mark.parametrize(
     ("steps", "words", "said"),
     [
@@ -371,21 +281,6 @@ def test_a_finished_run_says_what_can_be_done(tmp_path, steps, words, said, refu
     chosen = config(checkpoint_every="end", steps=steps, test_rows=200, data=rows)
     run_into(tmp_path / "run", chosen)
     assert said in refused("--resume", str(tmp_path / "run"), *words)
-
-
-def test_an_interrupted_run_of_shared_steps_says_how_many_are_done(tmp_path, refused):
-    chosen = config(
-        mode="async", match="global", ranks=3, batch=24, checkpoint_every=4, test_rows=200,
-        data=DataConfig(name="synthetic", rows=600),
-    )  # fmt: skip
-    ending, folder = Ending(), tmp_path / "run"
-    with claimed(folder), pytest.raises(Interrupted):
-        run_into(folder, chosen, after(24 * 8, lambda: ending.ask("a test")), ending=ending)
-    state = read_state(complete_checkpoints(folder)[-1])
-    done = state.meter["steps"]
-    assert done == -(-state.samples // 24) >= 8
-    said = refused("--resume", str(folder), "--ranks", "1", "--steps", str(done - 1))
-    assert f"--steps is {done - 1}, but {done} are done" in said
 
 
 def test_code_inside_the_run_is_not_gone_on_with(unfinished, tmp_path, refused, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -15,11 +14,11 @@ import torch
 
 from persia_sim.base.trace import Kind, Trace
 from persia_sim.base.vocabulary import DEFAULT_TAU
-from runtime.config import DataConfig, EvaluationConfig, ModelConfig, SyncConfig, TrainConfig
+from runtime.config import DataConfig, ModelConfig, SyncConfig, TrainConfig
 from runtime.data.batch import Batch
 from runtime.data.open import open_source
 from runtime.files import BrokenFileError, digest_of, read_dense
-from runtime.run.folder import claimed, fresh_folder, read_command, read_predictions
+from runtime.run.folder import claimed, read_predictions
 from runtime.run.record import run_into, unreached
 from tests.runtime.test_evaluate import auc_by_ranks, log_loss_by_torch
 from tests.runtime.worlds import config
@@ -238,27 +237,6 @@ def test_a_bound_is_said_until_the_run_is_long_enough(sync, reached, says):
     assert told(updates=reached, **sync) == []
 
 
-def test_the_steps_that_the_data_did_not_give_are_said():
-    config = TrainConfig(steps=1000)
-    assert unreached(config, 1000, 1000 * 128 - 5, 1000) == []
-    (note,) = unreached(config, 32, 4096, 32)
-    assert note.startswith(
-        "--steps 1,000 asked for, the data gave 32; more come with --data.epochs"
-    )
-    assert unreached(config, 32, 4096, 32, whole=False) == [], (
-        "some were skipped: not the data's doing"
-    )
-
-
-def test_a_batch_that_holds_all_the_data_and_a_snapshot_that_never_came_are_said():
-    (note,) = unreached(TrainConfig(batch=100_000), 1, 4000, 1)
-    assert note.startswith("--batch 100,000 is more than all 4,000 samples: the run was one step")
-    often = TrainConfig(evaluation=EvaluationConfig(evaluate_every_steps=33))
-    (note,) = unreached(often, 32, 4096, 32)
-    assert "--evaluate-every-steps 33 was never reached: the run has 32 steps" in note
-    assert unreached(often, 33, 4224, 33) == []
-
-
 def test_who_claims_a_folder_removes_what_killed_runs_left_half_written(tmp_path):
     left = [tmp_path / f"{name}.4242.0123abcd.tmp" for name in ("trace.npz", "summary.json")]
     for file in left:
@@ -268,21 +246,6 @@ def test_who_claims_a_folder_removes_what_killed_runs_left_half_written(tmp_path
     with claimed(tmp_path):
         assert not any(file.exists() for file in left)
     assert (tmp_path / "mine.tmp").exists()
-
-
-def test_runs_that_begin_in_one_second_have_a_folder_each(tmp_path):
-    wanted = tmp_path / "runs" / "20261127-120000-hybrid"
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(fresh_folder, [wanted] * 8))
-    assert {folder.name for folder in found} == {
-        wanted.name, *(f"{wanted.name}-{number}" for number in range(2, 9))
-    }  # fmt: skip
-    for folder in found:
-        with claimed(folder):
-            pass
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cannot be made: .*; .*--out"):
-        fresh_folder(tmp_path / "file" / "20261127")
 
 
 def test_predictions_that_unpack_to_gigabytes_are_not_unpacked(tmp_path, monkeypatch):
@@ -306,24 +269,3 @@ def test_a_dense_network_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path, mon
     monkeypatch.setattr("persia_sim.base.files.MOST_UNPACKED_BYTES", 1 << 16)
     with pytest.raises(BrokenFileError, match=r"packed.pt unpacks to 40\d,\d+ bytes, \d+ times"):
         read_dense(packed, digest_of(packed))
-
-
-def test_an_archive_that_python_cannot_look_into_is_not_given_to_torch(tmp_path):
-    """Its directory asks for a reader of zip 15.9, or gives a name that is no UTF-8."""
-    file = tmp_path / "dense.pt"
-    torch.save({"model": {"w": torch.zeros(3)}, "optimizers": []}, file)
-    whole = file.read_bytes()
-    entry = whole.index(b"PK\x01\x02")
-    for at, byte in ((entry + 6, 159), (entry + 46, 255), (entry, 0)):
-        file.write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
-        with pytest.raises(BrokenFileError, match=r"dense\.pt is damaged; it is no archive of"):
-            read_dense(file, digest_of(file))
-
-
-@pytest.mark.parametrize(
-    "content", ['{"train": 5}', "[]", '{"train": [5]}', "{", '{"other": []}', '{"resume": [["a"]'],
-)  # fmt: skip
-def test_what_no_run_writes_into_command_json_is_named(content, tmp_path):
-    (tmp_path / "command.json").write_text(content)
-    with pytest.raises(ValueError, match=re.escape(str(tmp_path / "command.json"))):
-        read_command(tmp_path)

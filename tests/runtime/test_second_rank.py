@@ -11,30 +11,22 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from persia_sim.base.trace import Kind, TraceRecorder
 from persia_sim.base.vocabulary import Mode
-from runtime.checkpoint.places import complete_checkpoints
-from runtime.checkpoint.whole import read_checkpoint
 from runtime.config import TrainConfig
 from runtime.dense import averaging
 from runtime.dense.averaging import AveragedReplicas, TimedAveraging
 from runtime.dense.optimizer import FunctionalOptimizer, make_optimizer
 from runtime.dense.rules import StepGradients
 from runtime.dense.state import DenseState
-from runtime.executors.open import assemble_for
-from runtime.executors.replayable import trace_meta
 from runtime.hosts.dense.replicas import DistributedReplicas
 from runtime.hosts.rank_process import GroupedRank
-from runtime.run.saver import Saving
-from runtime.run.session import train
-from runtime.run.training import Training
 from runtime.stop import Stop
-from tests.runtime.worlds import ArraySource, config
+from tests.runtime.worlds import config
 
 
 class GroupOfThreads:
@@ -159,21 +151,6 @@ def test_ranks_that_are_threads_go_on_each_with_its_own_replica_and_optimiser():
         assert_same_optimizer(rule._optimizers[rank], saved["optimizers"][rank])
     again = rule.state_dict()
     assert (again["version"], again["rounds"]) == (7, 3)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-@pytest.mark.law11
-def test_another_number_of_ranks_begins_with_the_mean_of_the_replicas(ranks):
-    """Optimisers serve again in turn: there is no mean of a number of steps."""
-    saved, rule = saved_of(3), on_threads(ranks)
-    rule.load_state_dict(saved)
-    with distributed(ranks) as rules:
-        for rank, apart in enumerate(rules):
-            apart.load_state_dict(saved)
-            for one, optimizer in ((rule, rule._optimizers[rank]), (apart, apart._optimizer)):
-                assert_same_weights(one.model(rank), saved["model"])
-                steps = saved["optimizers"][rank % 3]["state"][0]["step"]
-                assert torch.equal(optimizer.state_dict()["state"][0]["step"], steps)
 
 
 def test_each_rank_trains_its_own_replica_with_its_own_optimiser():
@@ -313,37 +290,3 @@ def test_rank_0_takes_up_what_each_other_rank_has_met_in_each_leg(who):
     rank.end_leg(components)
     assert (components.meter.batches_skipped, components.meter.pushes_lost) == (6, 6)
     assert components.spans.paused_s == {0: 3.0, 1: 3.0, 2: 3.0}, "all wait while rank 0 evaluates"
-
-
-def test_a_rank_tells_of_each_leg_what_is_new_in_it():
-    told: list[dict] = []
-    rank, components = process_rank(2, lambda own: told.append(json.loads(own)) or [own] * 3)
-    for skipped, lost in ((2, 1), (2, 4)):
-        components.meter.batches_skipped, components.meter.pushes_lost = skipped, lost
-        rank.end_leg(components)
-    assert [(one["skipped"], one["lost"]) for one in told] == [(2, 1), (0, 3)]
-    assert rank.group.legs_ended == 2
-
-
-# Behind a resume.
-
-
-@pytest.mark.parametrize("leads", [True, False])
-@pytest.mark.law11
-def test_what_was_left_out_before_a_resume_is_counted_where_it_is_told_alone(leads, tmp_path):
-    source = ArraySource(96)
-    source._all.dense[[5, 30], 0] = np.nan
-    chosen = config(nonfinite="skip", checkpoint_every=2, steps=2)
-    train(chosen, source, saving=Saving(tmp_path))
-    start = read_checkpoint(complete_checkpoints(tmp_path)[-1])
-    assert start.state.meter["batches_skipped"] == 2
-    more = config(nonfinite="skip", steps=4)
-    components = assemble_for(more, source, samples=start.state.samples)
-    if not leads:
-        components.process.leads = False
-    training = Training(
-        components, trace_meta(more, source, components.store.tables), Saving(start=start)
-    )
-    training.begin(None, None)
-    assert components.meter.batches_skipped == (2 if leads else 0)
-    assert components.meter.samples == start.state.samples

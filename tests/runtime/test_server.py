@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import time
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -105,19 +102,6 @@ def test_a_wait_with_nobody_at_work_is_a_deadlock_that_names_who_waits(monkeypat
         store.servers[0].look_up(store.begin(0, 1, batch_of(7)))
 
 
-def test_what_travels_for_longer_than_patience_is_no_deadlock(monkeypatch):
-    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
-    end = stop.Stop()
-    store = store_of(ServerRules(ranks=2, tau=0), stop=end)
-    began = time.monotonic()
-    in_thread(lambda: end.sleep(1.6))
-    while end._busy_until_s < began + 1.6:
-        time.sleep(0.01)
-    with pytest.raises(RuntimeError, match="deadlock"):
-        store.servers[0].look_up(store.begin(0, 1, batch_of(7)))
-    assert time.monotonic() - began > 1.6 + 0.2
-
-
 def test_lookups_of_a_step_are_served_in_rank_order_where_the_order_decides(looks):
     recorder = TraceRecorder()
     rules = ServerRules(ranks=3, tau=0, merges=True, in_rank_order=True)
@@ -203,34 +187,12 @@ def test_adam_counts_the_updates_applied_and_not_a_ranks_own_steps(mode, executo
     assert np.allclose(found, parameter.detach().numpy(), rtol=1e-6)
 
 
-@pytest.mark.law4
-def test_expiry_and_admission_go_by_the_global_step_in_async_too():
-    """Rank 2's own step 10 among 4 ranks is the 42nd batch of the stream."""
-    each = ServerRules(ranks=4, per_rank_window=True)
-    assert [each.batch_step(rank, 10) for rank in range(4)] == [40, 41, 42, 43]
-    shared = ServerRules(ranks=4, per_rank_window=True, updates_per_step=4)
-    assert [shared.batch_step(rank, 10) for rank in range(4)] == [10] * 4
-    assert ServerRules(ranks=4).batch_step(3, 10) == 10
-
-
 def test_one_of_every_rank_is_a_step_where_the_batch_is_shared_globally():
     """15 samples over 8 ranks are shares of 1 and 2: eight updates, not fifteen."""
     settings = config(mode=Mode.ASYNC, ranks=8, batch=15, match="global", steps=3)
     assert server_rules(settings, ArraySource(1).layout, [settings.rows]).updates_per_step == 8
     meter = run(settings, ArraySource(100)).meter
     assert (meter.samples, meter.updates) == (45, 24)
-
-
-def test_rows_go_when_their_store_goes_without_a_garbage_collection():
-    gc.collect()
-    gc.disable()
-    try:
-        store = store_of(ServerRules(ranks=2, tau=1))
-        gone = weakref.ref(store.servers[0])
-        del store
-        assert gone() is None
-    finally:
-        gc.enable()
 
 
 # A server that was started again with older rows.

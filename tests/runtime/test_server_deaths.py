@@ -18,15 +18,12 @@ import pytest
 
 from runtime import __main__ as commands
 from runtime import train_command
-from runtime.__main__ import run
 from runtime.checkpoint.places import folder_of
-from runtime.checkpoint.shard import ShardManifest
 from runtime.embedding.server_rules import ServerRules
 from runtime.hosts import row_processes
 from runtime.rank.stages import Computed, RankStages
 from runtime.run.saver import RunFailover
-from runtime.stop import Ending, PeerError, Terminated
-from tests.runtime.spawned import Command
+from runtime.stop import Ending, PeerError
 
 STEPS = 60
 DIES_AT = 30
@@ -104,38 +101,6 @@ def test_a_run_survives_the_death_of_a_server(mode, changes, tmp_path, launched,
         assert re.search(rf"it is back, and \d+ pushes of {who} are lost", warnings), warnings
     assert found["staleness"]["mean_steps"] is None
     assert found["checkpoints_failed"] == 0
-
-
-def leader_that_dies() -> None:
-    """It writes one manifest, and is killed before the second one."""
-    write, written = ShardManifest.write, []
-
-    def dies_the_second_time(manifest: ShardManifest, folder: Path) -> None:
-        if written:
-            os.kill(os.getpid(), signal.SIGKILL)
-        written.append(write(manifest, folder))
-
-    ShardManifest.write = dies_the_second_time
-    run()
-
-
-@pytest.mark.long
-@pytest.mark.law11
-def test_a_leader_killed_between_the_files_and_the_manifest_is_resumed_from_the_one_before(
-    tmp_path,
-):
-    """By three servers, where there were two; it ends with the bytes of the run that was not."""
-    leader = Command(tmp_path, *options(tmp_path / "run", "sync"), main=leader_that_dies)
-    code, _, told = leader.ended()
-    assert code == -signal.SIGKILL, told
-    (begun,) = tmp_path.glob("run/checkpoints/*1280/rows")
-    assert len(list(begun.glob("*-shard-000?.rows"))) == len(list(begun.iterdir())) == 2
-    resume = ["train", "--resume", str(tmp_path / "run"), "--servers", "3"]
-    assert commands.main(resume) == 0
-    assert summary_of(tmp_path / "run")["resumed_at_samples"] == [20 * 32]
-    assert commands.main(options(tmp_path / "calm", "sync")) == 0
-    one, other = (np.load(tmp_path / name / "predictions.npz") for name in ("run", "calm"))
-    assert one["predictions"].tobytes() == other["predictions"].tobytes()
 
 
 KILLER = """
@@ -220,39 +185,6 @@ def test_the_command_starts_itself_again_with_growing_pauses(starts_again, capsy
     assert found == [[pause_s, goes_on] for pause_s in seconds] + [[]]
     assert "server 0 has died; the run goes back to its last checkpoint in 32 s" in (
         capsys.readouterr().err
-    )
-
-
-def test_a_command_that_was_asked_to_end_does_not_start_itself_again(starts_again, capsys):
-    """Not when a signal comes as its servers do; nor in a pause."""
-    again, _ = starts_again
-    asked, pausing = Ending(), Ending()
-    asked.ask("SIGTERM")
-    with pytest.raises(Terminated):
-        again(0, asked)
-    assert "server 0 has died; it was asked to end" in capsys.readouterr().err
-    again(0, pausing)
-    assert pausing.at_once, "a signal ends it where it is"
-
-
-def test_a_server_that_dies_with_the_rows_of_a_warm_start_ends_the_run(
-    tmp_path, launched, monkeypatch, capsys
-):
-    """No checkpoint has them yet: an empty server would train on, and nobody would know."""
-    assert commands.main(options(tmp_path / "origin", "hybrid")) == 0
-    push, killed = RankStages.push, []
-
-    def pushed(stages: RankStages, computed: Computed) -> None:
-        if not killed and computed.handle.rank == 0 and computed.handle.step >= 5:
-            killed.append(launched[-1].pids[1])
-            os.kill(killed[0], signal.SIGKILL)
-        push(stages, computed)
-
-    monkeypatch.setattr(RankStages, "push", pushed)
-    again = options(tmp_path / "run", "hybrid", every=50)
-    assert commands.main([*again, "--warm-start", str(tmp_path / "origin")]) == 75
-    assert (
-        killed and "rows with which the run began; start the run again" in capsys.readouterr().err
     )
 
 

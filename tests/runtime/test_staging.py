@@ -19,18 +19,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from persia_sim.base.vocabulary import Mode
-from runtime.config import ModelConfig
 from runtime.data.batch import Batch, Field, Layout
 from runtime.data.source import rebatch
 from runtime.embedding.batch_rows import FieldVectors
 from runtime.executors import threads as threads_module
 from runtime.executors.threads import ConcurrentRun
-from runtime.models.inputs import Embeddings
 from runtime.rank import learner as learner_module
 from runtime.rank.components import assemble
-from runtime.rank.learner import LateLoss, NonFiniteError
-from runtime.rank.progress import Meter
-from runtime.rank.staging import Coming, HostStaging, StreamName, StreamStaging, open_staging
+from runtime.rank.learner import NonFiniteError
+from runtime.rank.staging import HostStaging, StreamName, StreamStaging
 from tests.runtime.worlds import ArraySource, assert_same_bytes, changed, config, run
 
 
@@ -291,89 +288,12 @@ def test_ten_batches_in_turn_need_the_pinned_buffers_of_one():
     assert needed[0] <= 4
 
 
-class OneField(torch.nn.Module):
-    """Uses the pooled fields and leaves the sequence alone."""
-
-    def __init__(self, shape, hidden):
-        super().__init__()
-        self.linear = torch.nn.Linear(sum(shape.pooled_dims), shape.tasks)
-
-    def forward(self, dense, embeddings):
-        return self.linear(embeddings.pooled)
-
-
-class NoField(torch.nn.Module):
-    """Uses the dense features only."""
-
-    def __init__(self, shape, hidden):
-        super().__init__()
-        self.linear = torch.nn.Linear(len(shape.layout.dense), shape.tasks)
-
-    def forward(self, dense, embeddings):
-        return self.linear(dense)
-
-
 class WithSequence(ArraySource):
     @property
     def layout(self):
         fields = (Field(name="user"), Field(name="item"),
                   Field(name="tags", pooling="sequence", max_length=3))  # fmt: skip
         return Layout(fields=fields, dense=("age", "price"), tasks=("click", "buy"))
-
-
-@pytest.mark.parametrize("model", ["OneField", "NoField"])
-def test_the_gradient_of_an_input_that_the_model_ignores_is_zero_and_not_garbage(
-    monkeypatch, model
-):
-    chosen = config(model=ModelConfig(name=f"tests.runtime.test_staging:{model}"))
-    plain = run(chosen, WithSequence(100))
-    streams = EagerStreams()
-    monkeypatch.setattr(
-        learner_module, "open_staging", lambda device, dtype: StreamStaging(dtype, streams)
-    )
-    with streams:
-        eager = run(chosen, WithSequence(100))
-    assert_same_bytes(plain, eager)
-
-
-def test_received_gradients_are_those_of_every_leaf():
-    with EagerStreams() as streams:
-        staging = StreamStaging(torch.float32, streams)
-        pooled, used, ignored = (
-            torch.ones(2, 3, requires_grad=True),
-            torch.ones(2, 4, 3, requires_grad=True),
-            torch.ones(2, 5, 3, requires_grad=True),
-        )
-        (2 * pooled.sum() + 3 * used.sum()).backward()
-        leaves = Embeddings(pooled, {"used": used, "ignored": ignored}, {})
-        with staging.receive(leaves) as found:
-            assert (found.pooled == 2).all()
-            assert (found.sequences["used"] == 3).all()
-            assert (found.sequences["ignored"] == 0).all()
-
-
-def test_memory_that_two_streams_use_is_shared_between_them():
-    """Else torch's allocator gives it away while the other stream still reads it."""
-    with EagerStreams() as streams:
-        staging = StreamStaging(torch.float32, streams)
-        array = np.ones((3, 2), np.float32)
-        batch = Batch(np.zeros(3, np.uint64), None, array, array[:, :1].copy())
-        vectors = FieldVectors(
-            array, {"tags": np.ones((3, 4, 2), np.float32)}, {"tags": np.ones((3, 4), bool)}
-        )
-        staged = staging.send(batch, vectors)
-        assert streams.shared == []
-        staging.arrive(staged)
-        leaves = staged.embeddings
-        sent = [staged.dense, staged.labels, leaves.pooled, leaves.sequences["tags"],
-                leaves.masks["tags"]]  # fmt: skip
-        assert {id(t) for s, t in streams.shared if s == "compute"} == {id(t) for t in sent}
-        (leaves.pooled.sum() + leaves.sequences["tags"].sum()).backward()
-        with staging.receive(leaves):
-            pass
-    gradients = [leaves.pooled.grad, leaves.sequences["tags"].grad]
-    places = {t.data_ptr() for s, t in streams.shared if s == "download"}
-    assert places == {g.data_ptr() for g in gradients}
 
 
 def test_every_thread_of_a_rank_enters_its_device(monkeypatch):
@@ -398,42 +318,3 @@ def test_beside_a_gpu_the_kernels_of_the_rows_have_all_threads_in_every_mode(mon
         components = assemble(chosen, ArraySource(100))
         ConcurrentRun(replace(components, config=changed(chosen, device=device))).run()
     assert asked == [3, 1]
-
-
-def test_a_late_loss_has_the_instant_at_which_it_was_there_not_that_of_its_reading(monkeypatch):
-    """The push of a batch waits for it; the meter reads it later, or behind the last push."""
-    now_s = [10.0]
-    monkeypatch.setattr(learner_module.time, "perf_counter", lambda: now_s[0])
-    meter = Meter()
-    meter.start()
-
-    def coming(arrives_s: float) -> Coming:
-        def wait() -> None:
-            now_s[0] = max(now_s[0], arrives_s)
-
-        facts = np.array([0.5, 1.0])
-        return Coming(FieldVectors(facts, {}, {}), wait, lambda: True, wait, facts, lambda: None)
-
-    losses = [LateLoss(coming(10.0 + k), lambda value: None) for k in (1, 2, 3)]
-    for loss in losses:
-        float(loss)  # the push
-        now_s[0] += 0.25
-        float(loss)
-    now_s[0] = 99.0
-    for number, loss in enumerate(losses, start=1):
-        meter.update(number, 8, loss, torch.nn.Module)
-    meter.settle()
-    assert [loss.known_s for loss in losses] == [11.0, 12.0, 13.0]
-    assert meter.samples_per_s(skip=1) == pytest.approx(16 / 2.0)
-
-
-def test_a_device_is_entered_by_its_number(monkeypatch):
-    entered = []
-    monkeypatch.setattr(torch.cuda, "set_device", entered.append)
-    for name in ("cpu", "cuda", "cuda:1"):
-        learner_module.enter_device(name)
-    assert entered == [torch.device("cuda:1")]
-
-
-def test_a_cpu_needs_no_copies():
-    assert isinstance(open_staging(torch.device("cpu"), torch.float32), HostStaging)

@@ -1,13 +1,11 @@
 """What the validation part decides: where a run ends, and which checkpoint is the best one."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from persia_sim.base.rules import Refused
 from runtime.__main__ import main
-from runtime.checkpoint import whole
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import best, find_checkpoint, newest, read_checkpoint
 from runtime.config import (
@@ -22,9 +20,8 @@ from runtime.config import (
 )
 from runtime.executors.open import source_of
 from runtime.run.evaluate import HeldOut, evaluate
-from runtime.run.folder import Line, read_metrics
-from runtime.run.record import better_before, run_into
-from runtime.run.scores import TaskScore
+from runtime.run.folder import read_metrics
+from runtime.run.record import run_into
 from runtime.run.session import Interrupted, train
 from runtime.run.training import Training
 from runtime.serving.trained import open_trained
@@ -87,32 +84,6 @@ def test_that_the_last_model_is_kept_and_another_was_better_is_noted(tmp_path):
     assert note.endswith("--keep-best auc keeps the best one")
 
 
-def scored(*scores, name="auc"):
-    tasks = [{"buy": {name: score, "auc": score}} for score in scores]
-    return [
-        Line(updates=10 * k, samples=640 * k, drained=k == len(scores), tasks=task)
-        for k, task in enumerate(tasks, 1)
-    ]
-
-
-def test_nothing_is_noted_where_the_last_model_is_the_best():
-    assert better_before(CONFIG, scored(0.6, 0.7, 0.7)) == []
-    assert better_before(CONFIG, scored(0.8)) == []
-    assert better_before(CONFIG, scored(0.4, 0.3, 0.3, name="mse")) == []
-    assert (
-        better_before(CONFIG, scored(None, 0.3)) == better_before(CONFIG, scored(0.3, None)) == []
-    )
-    (note,) = better_before(CONFIG, scored(0.4, 0.3, 0.35, name="mse"))
-    assert "MSE 0.3500; there was MSE 0.3000 after 20 updates: --keep-best mse" in note
-
-
-def test_a_score_that_is_none_is_no_worse_one(tmp_path, monkeypatch):
-    """Evaluated rows of one class have no AUC: that ends the run in a sentence, not early."""
-    monkeypatch.setattr(TaskScore, "goodness", float("nan"))
-    with pytest.raises(ValueError, match=r"stop_after goes by AUC.*one class of .*more rows"):
-        run(tmp_path)
-
-
 def test_a_better_score_of_a_batch_that_was_under_way_does_not_take_the_end_back(monkeypatch):
     """Lookahead trains what it has fetched: the summary said that such a run was not stopped."""
     first = {10: 3.0, 20: 2.0, 30: 1.0}
@@ -161,11 +132,6 @@ def judged_again(found, by):
     return getattr(next(iter(again.tasks.values())), by)
 
 
-def test_what_waits_for_a_dense_lag_is_applied_to_what_is_judged(tmp_path):
-    run_into(tmp_path, keeping("log_loss", keep=1, dense_lag=2))
-    assert judged_again(newest(tmp_path), "log_loss") == newest(tmp_path).state.score
-
-
 @pytest.mark.parametrize(("by", "choose"), [("auc", max), ("log_loss", min)])
 def test_the_best_checkpoint_stays_and_is_taken(tmp_path, by, choose):
     run_into(tmp_path / "all", keeping(by, keep=100))
@@ -181,30 +147,6 @@ def test_the_best_checkpoint_stays_and_is_taken(tmp_path, by, choose):
     assert (found.state.samples, found.state.score) == (first.samples, first.score)
     assert newest(tmp_path / "few").state.samples == states[-1].samples
     assert judged_again(found, by) == first.score
-
-
-@pytest.mark.parametrize(("by", "choose"), [("auc", max), ("log_loss", min), ("mse", min)])
-def test_of_several_scores_the_best_is_taken_whichever_way_is_better(
-    tmp_path, by, choose, monkeypatch
-):
-    """The newest of equal ones; one that was not judged is none."""
-    scores = {"1": 0.4, "2": 0.7, "3": 0.4, "4": 0.7, "5": None, "6": 0.5}
-
-    def state(folder):
-        return SimpleNamespace(score=scores[folder.name], config={"checkpoint": {"keep_best": by}})
-
-    monkeypatch.setattr(whole, "complete_checkpoints", lambda run: [run / n for n in scores])
-    monkeypatch.setattr(whole, "read_state", state)
-    wanted = choose(score for score in scores.values() if score is not None)
-    newest_of = max(name for name, score in scores.items() if score == wanted)
-    assert best(tmp_path, by) == tmp_path / newest_of
-
-
-def test_scores_of_another_kind_are_not_compared(tmp_path):
-    """After a resume that keeps the best by another one: an AUC is below any log-loss."""
-    run_into(tmp_path, keeping("auc", keep=100))
-    assert best(tmp_path, "auc") is not None
-    assert best(tmp_path, "log_loss") is None
 
 
 @pytest.mark.parametrize("dense_lag", [2])

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from persia_sim.base.trace import Trace
 from runtime import __main__ as commands
 from runtime import train_options
 from runtime.guarded import guarded
-from runtime.hosts.torchrun import Launch, device_of, launched, started_s
+from runtime.hosts.torchrun import Launch, launched
 from runtime.stop import Interrupted
 from tests.runtime.spawned import Command
 
@@ -125,24 +124,6 @@ AT = ["--servers", "1", "--servers-at", "10.0.0.1:7800", "--servers-secret", "se
 def test_what_ranks_on_several_hosts_cannot_do_is_refused(words, sentence):
     with pytest.raises(ValueError, match=sentence):
         train_options.read_train(words, replace(LAUNCH, ranks=4))
-
-
-def test_ranks_in_a_file_must_be_torchruns(tmp_path):
-    file = tmp_path / "run.toml"
-    file.write_text("[sync]\nranks = 8\n")
-    with pytest.raises(ValueError, match=r"sync.ranks in .*run.toml is 8, but torchrun started 2"):
-        train_options.read_train(["--config", str(file)], LAUNCH)
-
-
-def test_a_rank_takes_the_gpu_of_its_number_on_its_host():
-    assert [device_of("cuda", r, 2) for r in (0, 1)] == ["cuda:0", "cuda:1"]
-    with pytest.raises(ValueError, match=r"rank 2 of this host has no GPU .*: there are 2; start"):
-        device_of("cuda", 2, 2)
-
-
-def test_the_launcher_s_start_is_known():
-    assert abs(started_s() - time.time()) < 10**6
-    assert started_s() <= time.time()
 
 
 def agent() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +13,12 @@ from typing import SupportsFloat
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
-from persia_sim.base.chrome import Span
 from persia_sim.base.trace import TraceRecorder
 from persia_sim.base.vocabulary import Mode
 from runtime.config import (
-    CheckpointConfig,
     DataConfig,
-    EngineConfig,
     EvaluationConfig,
     ModelConfig,
     TrainConfig,
@@ -41,7 +35,7 @@ from runtime.rank.progress import Meter, SpanRecorder, bound_by
 from runtime.rank.stages import Team
 from runtime.run.session import train
 from runtime.stop import Stop
-from tests.runtime.worlds import ArraySource, TwoTables, config, run
+from tests.runtime.worlds import ArraySource, config, run
 
 SOURCE = ArraySource(300)
 TEST = next(iter(SOURCE.chunks("test")))
@@ -93,16 +87,6 @@ def test_a_timeline_has_every_stage_of_every_step():
     assert found == {(r, stage, s) for r in range(2) for stage in stages for s in range(13)}
     events = chrome_events(spans.spans)
     assert all(e["dur"] >= 0 for e in events if e["ph"] == "X")
-
-
-def test_a_profile_law_is_the_line_through_its_points():
-    from runtime.run.laws import Measurement, fit
-
-    law = fit([Measurement(n, 1e-5 + 2e-8 * n) for n in (10, 100, 1000)])
-    assert law["fixed_s"] == pytest.approx(1e-5, rel=1e-6)
-    assert law["per_item_s"] == pytest.approx(2e-8, rel=1e-6)
-    assert law["spread"] == pytest.approx(0, abs=1e-9)
-    assert law["fitted_items"] == [10, 1000]
 
 
 def test_a_round_of_averaging_moves_every_replica_by_mean_minus_what_it_put_in():
@@ -163,15 +147,6 @@ def test_snapshots_of_threads_in_sync_are_those_of_the_lag_executor():
     assert len(scores[0]) == 3
 
 
-def test_a_schema_with_two_tables_of_different_width_trains():
-    wide = replace(config().rows, dim=6)
-    outcome = train(config(mode=Mode.HYBRID, tau=1), TwoTables(300), tables={"items": wide})
-    widths = {name: values.shape[1] for name, (_, values, _) in outcome.store.export().items()}
-    assert widths == {"rows": 4, "items": 6}
-    with pytest.raises(ValueError, match=r"tables \['users'\] are used by no field"):
-        train(config(), TwoTables(300), tables={"users": wide})
-
-
 # The timeline of a run against a clock that the test turns.
 
 
@@ -180,35 +155,6 @@ def clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("runtime.rank.progress.time.perf_counter", lambda: now[0])
     return now
-
-
-def test_a_span_lasts_from_the_start_of_its_body_to_its_end(clock):
-    spans = SpanRecorder(enabled=True)
-    clock[0] = 101.5
-    with spans.span("dense", "forward", 2, 7):
-        clock[0] = 104.0
-        with spans.span("push", "push", 1, 6):
-            clock[0] = 104.25
-    assert spans.spans == [
-        Span(1, "push", "push", 6, 4.0, 4.25),
-        Span(2, "dense", "forward", 7, 1.5, 4.25),
-    ]
-
-
-def test_a_span_whose_body_fails_is_kept(clock):
-    spans = SpanRecorder(enabled=True)
-    with pytest.raises(OSError, match="gone"), spans.span("dense", "backward", 0, 0):
-        clock[0] = 103.0
-        raise OSError("gone")
-    assert spans.spans == [Span(0, "dense", "backward", 0, 0.0, 3.0)]
-
-
-def test_of_spans_that_nobody_asked_for_the_sum_is_kept(clock):
-    spans = SpanRecorder(enabled=False)
-    for _ in range(2):
-        with spans.span("dense", "forward", 0, 0):
-            clock[0] += 100.0
-    assert spans.spans == [] and spans.seconds == {(0, "forward"): 200.0}
 
 
 FAST = {(0, "training"): 10.0, (0, "dense_sync"): 7.0, (0, "forward"): 2.0}
@@ -238,21 +184,6 @@ WAITS = {(0, 0): 9.0, (1, 0): 1.0, (1, 1): 3.0}
 )
 def test_a_run_is_bound_by_what_its_slowest_rank_waits_for(seconds, paused_s, expected):
     assert bound_by(seconds, WAITS, paused_s) == expected
-
-
-SECONDS = st.floats(0, 1e6)
-STAGES = ["training", "load", "forward", "backward", "dense_sync", "dense_pull", "dense_push"]
-
-
-@given(
-    st.dictionaries(st.tuples(st.integers(0, 3), st.sampled_from(STAGES)), SECONDS),
-    st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 2)), SECONDS),
-    st.dictionaries(st.integers(0, 3), SECONDS),
-)
-def test_a_share_of_the_time_is_never_above_the_whole(seconds, waits, paused_s):
-    shares = re.findall(r"([0-9]+) %", bound_by(seconds, waits, paused_s))
-    assert all(0 <= int(share) <= 100 for share in shares)
-    assert bool(shares) == any(stage == "training" for _, stage in seconds)
 
 
 def test_an_evaluation_is_taken_from_the_rank_that_waited_for_it(clock):
@@ -306,17 +237,6 @@ def test_holding_and_releasing_the_servers_is_no_training(clock):
     assert spans.paused_s == {0: 3 * 32.0}
 
 
-def test_a_pause_in_a_pause_is_counted_once(clock):
-    meter = Meter()
-    with meter.pause():
-        clock[0] += 2.0
-        with meter.pause():
-            clock[0] += 3.0
-        assert (meter.paused_s, meter.pauses_s()) == (0.0, 5.0)
-        clock[0] += 1.0
-    assert (meter.paused_s, meter.pauses_s()) == (6.0, 6.0)
-
-
 def test_rank_0_notes_what_other_processes_wait_for_its_evaluations():
     settings = config(mode=Mode.ASYNC, ranks=2)
     meter, spans = Meter(), SpanRecorder(enabled=False)
@@ -342,16 +262,6 @@ def test_rank_0_notes_what_other_processes_wait_for_its_evaluations():
     assert spans.paused_s[1] == pytest.approx(meter.paused_s, rel=1e-6)
 
 
-def test_what_bound_a_run_says_nothing_of_the_next_one():
-    components = assemble(config(executor="concurrent", steps=3), SOURCE)
-    components.meter.start()
-    ConcurrentRun(components).run()
-    components.store.waited_s[0, 0] = 1.0  # as of a server process
-    assert components.spans.seconds
-    again = components.again(SOURCE)
-    assert (again.spans.seconds, again.store.waited_s) == ({}, {})
-
-
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID])
 def test_a_run_of_long_latency_is_bound_by_its_rows(mode):
     settings = config(mode=mode, executor="concurrent", latency_s=0.2, steps=3)
@@ -366,24 +276,6 @@ def test_sync_reaches_0_7315_on_one_pass_of_kuairand(real_data):
     """Logistic regression has 0.717 (same split and features, published with the data cut)."""
     data = DataConfig(name="kuairand-pure-14d", dir=real_data("kuairand-pure-14d"))
     assert train(TrainConfig(data=data)).final.tasks["click"].auc >= 0.7315
-
-
-@pytest.mark.data
-def test_sync_reaches_0_913_on_three_passes_of_adult(real_data):
-    data = DataConfig(name="adult", dir=real_data("adult"), epochs=3, shuffle=True)
-    assert train(TrainConfig(data=data)).final.tasks["label"].auc >= 0.913
-
-
-def test_the_caller_keeps_his_number_of_threads():
-    seen = []
-    before = torch.get_num_threads()
-    chosen = replace(config(steps=2), engine=EngineConfig(threads=before + 1))
-    train(chosen, SOURCE, on_samples=lambda _: seen.append(torch.get_num_threads()))
-    assert torch.get_num_threads() == before
-    with pytest.raises(ValueError, match="keep_best"):
-        train(replace(chosen, checkpoint=CheckpointConfig(keep_best="mse")), SOURCE)
-    assert torch.get_num_threads() == before
-    assert set(seen) == {before + 1}  # and the run had those that it asked for
 
 
 def test_the_recent_loss_and_each_auc_are_told_as_they_come():

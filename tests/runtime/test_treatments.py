@@ -18,7 +18,7 @@ from persia_sim.base.vocabulary import Mode
 from runtime.checkpoint.places import complete_checkpoints
 from runtime.checkpoint.whole import find_checkpoint, read_checkpoint
 from runtime.config import ModelConfig
-from runtime.embedding.config import Admission, Capacity, RowOptimizer
+from runtime.embedding.config import RowOptimizer
 from runtime.serving.trained import open_trained
 from tests.runtime import test_law_of_resume as resume
 from tests.runtime import test_nonfinite as nonfinite
@@ -69,18 +69,6 @@ def test_a_synchronous_start_that_never_ends_is_sync_in_bytes(mode, engine):
     assert_same_bytes(run(config(ranks=3, shards=2), SOURCE), run(config(ranks=3, **late), SOURCE))
 
 
-@pytest.mark.law1
-def test_a_synchronous_start_is_sync_where_rows_are_evicted_and_refused():
-    """Which rows go depends on the order of lookups, which threads must not decide."""
-    base = config(ranks=4, shards=2)
-    tight = Capacity(rows=50)
-    base = replace(
-        base, rows=replace(base.rows, capacity=tight, admission=Admission(probability=0.6))
-    )
-    late = changed(base, **LATE, sync_steps=13, executor="concurrent")
-    assert_same_bytes(run(base, SOURCE), run(late, SOURCE))
-
-
 @settings(max_examples=10)
 @given(
     tau=st.integers(0, 6), start=st.integers(0, 14), ranks=st.integers(1, 3), merge=st.booleans()
@@ -122,15 +110,6 @@ def test_a_step_computes_on_the_weights_after_update_s_1_lag(optimizer, lag, lat
         exactly(optimizer), UNMARKED, size=24, ranks=3, dense_lag=lag, row_lag=late.get("tau", 0)
     )
     assert_equal_to(expected, run(chosen, UNMARKED))
-
-
-def test_a_dense_lag_is_the_same_in_lookahead_and_beyond_the_end_of_the_data():
-    """More lag than steps: all is applied when the run ends, which no step has seen."""
-    for lag in (2, 40):
-        sync = run(config(ranks=2, dense_lag=lag), SOURCE)
-        assert_same_bytes(sync, run(config(ranks=2, dense_lag=lag, mode=Mode.LOOKAHEAD), SOURCE))
-    expected = plain_training(exactly(), UNMARKED, size=24, ranks=2, dense_lag=40)
-    assert_equal_to(expected, run(exactly(ranks=2, dense_lag=40), UNMARKED))
 
 
 @pytest.mark.parametrize("executor", ["concurrent"])
@@ -232,28 +211,12 @@ def test_a_run_of_threads_with_every_treatment_replays_to_its_bytes(engine, merg
     assert_same_bytes(recorded, replayed)
 
 
-def test_async_threads_with_treatments_replay_to_their_bytes():
-    late = {"mode": Mode.ASYNC, "tau": 3, "ranks": 3, "shards": 2}
-    treated = {"delay_compensation": 1e5, "lr_by_staleness": True}
-    recorded = run(config(**late, **treated, executor="concurrent"), SOURCE)
-    assert_same_bytes(recorded, run(config(**late, **treated), SOURCE, order=recorded.trace))
-
-
 @pytest.mark.law14
 def test_ranks_computed_as_one_batch_are_treated_as_ranks_one_by_one():
     """Law 14 with every treatment: nothing but the order of float sums is another."""
     apart = exactly(**LATE, **ALL_OF_THEM, ranks=4, shards=2)
     largest, _ = difference(run(apart, SOURCE), run(changed(apart, fuse_ranks=True), SOURCE))
     assert 0 < largest < 1e-10
-
-
-@pytest.mark.law11
-def test_a_run_with_every_treatment_goes_on_to_the_same_bytes(tmp_path):
-    """Law 11, from a cut before the synchronous start is over and from one behind it."""
-    chosen = resume.every(3, ranks=3, shards=2, **LATE, **ALL_OF_THEM)
-    whole = resume.run(chosen, tmp_path / "whole")
-    for cut in complete_checkpoints(tmp_path / "whole")[:2]:
-        resume.assert_same_run(whole, resume.run(chosen, tmp_path / cut.name, cut))
 
 
 # Rows that travel in half
@@ -282,12 +245,6 @@ def test_rows_that_travel_in_half_have_the_bytes_of_sync_in_every_engine(late, e
     sync = run(config(shards=2, **HALF), source)
     assert_same_bytes(sync, run(config(**HALF, **late, **on_engine(engine, 2)), source))
     assert difference(sync, run(config(ranks=2, shards=2), source))[1] > 1e-5, "nothing is rounded"
-
-
-@pytest.mark.law2
-def test_rows_on_lease_that_travel_in_half_have_the_bytes_of_sync():
-    ahead = {"mode": Mode.LOOKAHEAD, "lookahead": "forwarded", "ahead": 3, "executor": "concurrent"}
-    assert_same_bytes(run(config(**HALF), SOURCE), run(config(**HALF, **ahead), SOURCE))
 
 
 @pytest.mark.parametrize("engine", ["constant_lag", "network"])

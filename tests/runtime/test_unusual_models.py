@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.utils import parametrizations
@@ -14,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from persia_sim.base.vocabulary import Mode
 from runtime.config import DataConfig, ModelConfig
-from runtime.dense.state import load_generators
 from runtime.rank.learner import seeded_draws
 from runtime.run.record import run_into
 from runtime.run.session import train
@@ -44,20 +41,6 @@ def test_dropout_is_a_function_of_seed_rank_and_step():
     assert_same_bytes(one, run(chosen, SOURCE))
     assert_same_bytes(one, run(changed(chosen, executor="concurrent"), SOURCE))
     assert one.meter.losses != run(replace(chosen, seed=1), SOURCE).meter.losses
-
-
-def test_every_seed_rank_and_step_has_draws_of_its_own():
-    def draw(seed, rank, step):
-        with seeded_draws(seed, rank, step, torch.device("cpu")):
-            return tuple(torch.rand(4).tolist())
-
-    torch.manual_seed(9)
-    state = torch.random.get_rng_state()
-    places = list(itertools.product(range(3), range(3), range(3)))
-    draws = [draw(*place) for place in places]
-    assert len(set(draws)) == len(places)
-    assert draws == [draw(*place) for place in places]
-    assert torch.equal(torch.random.get_rng_state(), state), "the user's own draws were disturbed"
 
 
 class FakeGpus:
@@ -96,14 +79,6 @@ def test_draws_on_a_gpu_are_seeded_and_leave_every_generator_where_it_stood(monk
             raise KeyError
         assert gpus.seeds == {0: 10, 1: 11}
     assert len({*found, 10, 11}) == 4
-
-
-def test_a_checkpoint_sets_the_generators_of_the_gpus_that_are_here(monkeypatch):
-    gpus = FakeGpus(monkeypatch)
-    cpu = torch.random.get_rng_state()
-    kept = {"cpu": cpu, "cuda:1": torch.tensor([77]), "cuda:5": torch.tensor([78])}
-    load_generators({"generators": kept})
-    assert gpus.seeds == {0: 10, 1: 77}
 
 
 class Normed(torch.nn.Module):
@@ -175,62 +150,6 @@ def test_a_buffer_that_stays_as_it_is_may_be_in_any_mode_and_one_that_changes_ma
     assert run(config(model=named(Counting)), SOURCE).state()["count"] == 13
 
 
-def test_a_batch_that_is_left_out_leaves_running_statistics_as_they_were():
-    source = ArraySource(300)
-    source._all.dense[30, 1] = np.nan
-    found = train(config(model=named(Normed), nonfinite="skip"), source)
-    assert found.figures.batches_skipped == 1
-    assert found.model.state_dict()["tower.0.running_mean"].isfinite().all()
-    assert int(found.model.state_dict()["tower.0.num_batches_tracked"]) == 12
-
-
-class Shifting(Linear):
-    """Changes what it is given."""
-
-    def forward(self, dense, embeddings):
-        return super().forward(dense.add_(1.0), embeddings)
-
-
-def test_a_model_that_works_in_place_changes_no_sample():
-    source = ArraySource(300)
-    before = source._all.dense.copy()
-    run(config(model=named(Shifting)), source)
-    train(config(model=named(Shifting), evaluate_every_steps=4), source)
-    assert (source._all.dense == before).all()
-
-
-class Keeping(Linear):
-    """Makes a tensor when it first needs one, and keeps it."""
-
-    factors = torch.ones(0, 1)
-
-    def forward(self, dense, embeddings):
-        if len(self.factors) < len(dense):
-            self.factors = torch.full((len(dense), 1), 2.0)
-        return (
-            super().forward(dense * self.factors[: len(dense)].square(), embeddings)
-            * (self.factors[: len(dense)])
-        )
-
-
-def test_what_a_model_keeps_of_an_evaluation_may_be_trained_with():
-    assert train(config(model=named(Keeping), evaluate_every_steps=4), SOURCE).figures.updates == 13
-
-
-class Lazy(Linear):
-    """Does not say how wide its input is."""
-
-    def __init__(self, shape, hidden):
-        super().__init__(shape, hidden)
-        self.layer = torch.nn.LazyLinear(shape.tasks)
-
-
-def test_a_layer_without_its_width_is_refused():
-    """Its weights would be drawn behind the seed, by the first batch."""
-    with pytest.raises(ValueError, match=r"Lazy has parameters without a shape \(layer.weight"):
-        run(config(model=named(Lazy)), SOURCE)
-
-
 class Again(Linear):
     """A layer used twice, each time behind a checkpoint that has a backward pass of its own."""
 
@@ -287,30 +206,6 @@ def test_a_model_without_dense_weights_is_opened_as_any_other(tmp_path):
     chosen = config(model=summed, checkpoint_every="end", test_rows=200, data=data)
     tasks = run_into(tmp_path, chosen)["tasks"]
     assert evaluate_run(tmp_path)["tasks"] == tasks
-
-
-def test_a_frozen_parameter_stays_and_the_others_learn():
-    frozen = ModelConfig(name="tests.runtime.test_unusual_models:Frozen")
-    for executor in ("constant_lag", "concurrent"):
-        world = run(
-            config(mode=Mode.HYBRID, tau=0, ranks=3, model=frozen, executor=executor), SOURCE
-        )
-        assert (world.state()["fixed.weight"] == 1).all()
-        assert not (world.state()["free.weight"] == 1).all()
-
-
-class Frozen(torch.nn.Module):
-    """Two layers of ones, the first of which is fixed."""
-
-    def __init__(self, shape, hidden):
-        super().__init__()
-        self.fixed, self.free = torch.nn.Linear(shape.width, 4), torch.nn.Linear(4, 2)
-        for layer in (self.fixed, self.free):
-            torch.nn.init.ones_(layer.weight)
-        self.fixed.requires_grad_(False)
-
-    def forward(self, dense, embeddings):
-        return self.free(self.fixed(torch.cat([embeddings.pooled, dense], 1)))
 
 
 class WeightNormed(Linear):

@@ -73,18 +73,6 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(
         assert name in str(caught.value)
 
 
-def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read everything
-    with pytest.raises(DataError, match="may not be read by this user"):
-        opened(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["a\\u0000b.csv", "x" * 300 + ".csv"])
-def test_a_name_that_no_file_can_have_is_refused(tmp_path, name):
-    with pytest.raises(DataError, match=r"cannot open .*; correct the path"):
-        list(opened(tmp_path, schema=SCHEMA.replace("d.csv", name)).chunks("train"))
-
-
 BAD_TEXTS: list[tuple[bytes, str]] = [
     (ROWS.replace(b"\n", b"\r"), "ends its lines with a carriage return alone"),
     (ROWS.decode().encode("utf-16"), "begins as UTF-16 or a binary file does"),
@@ -118,48 +106,10 @@ def test_a_text_that_cannot_be_meant_is_refused(tmp_path, rows, message):
     assert str(tmp_path / "d.csv") in str(caught.value)
 
 
-GOOD_TEXTS = [
-    b"\xef\xbb\xbf" + ROWS,
-    ROWS.replace(b"\n", b"\r\n"),
-    ROWS.rstrip(),
-    ROWS.replace(b",1,", b", 1 ,"),
-    ROWS.replace(b",1,", b",+1.0e0,"),
-    ROWS.replace(b"\na,", b'\n"a""b, c",'),
-    ROWS.replace(b"\na,", b'\na "b" c,'),
-    ROWS.replace(b"\nb", b"\n\nb"),
-    ROWS.replace(b"x,n", b"x,y,y,n").replace(b",1,", b",0,0,1,").replace(b",2,", b",0,0,2,")
-    .replace(b",3,", b",0,0,3,").replace(b",4,", b",0,0,4,"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("rows", GOOD_TEXTS, ids=range(len(GOOD_TEXTS)))
-def test_other_ways_of_writing_the_same_rows_are_read(tmp_path, rows):
-    source = opened(tmp_path, rows)
-    assert (numbers(source), numbers(source, "test")) == ([1, 2], [3, 4])
-
-
 def test_a_number_that_float32_cannot_hold_is_refused_whatever_its_logarithm(tmp_path):
     schema = SCHEMA.replace("log = false", "log = true")
     with pytest.raises(DataError, match="row 2, column n: '1e300'"):
         numbers(opened(tmp_path, ROWS.replace(b"b,2,", b"b,1e300,"), schema))
-
-
-@pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.parametrize("block_bytes", [64, 4 << 20])
-def test_two_stray_quotes_swallow_no_row(tmp_path, monkeypatch, block_bytes, skip):
-    """A parser by itself takes all between the two for one value, and says nothing."""
-    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", block_bytes)
-    lines = [f"a,{n},{n % 2}" for n in range(200)]
-    lines[20], lines[70] = '"a,20,0', '"a,70,0'
-    text = ("x,n,label\n\n" + "\r\n".join(lines)).encode()  # an empty line is no row
-    if not skip:
-        with pytest.raises(DataError, match=r"row 21: '\"a,20,0'; a quote is left open"):
-            numbers(opened(tmp_path, text))
-        return
-    source = opened(tmp_path, text, skip_bad_rows=True)
-    read = numbers(source) + numbers(source, "test")
-    assert read == [float(n) for n in range(200) if n not in (20, 70)]
-    assert source.provenance().rows_skipped == 2
 
 
 def test_a_line_end_in_quotes_may_lie_at_the_border_of_two_blocks(tmp_path, monkeypatch):
@@ -210,12 +160,6 @@ def test_a_schema_file_that_cannot_be_read_is_refused(tmp_path, text, message):
     assert str(tmp_path / "s.toml") in str(caught.value)
 
 
-def test_a_schema_with_a_byte_order_mark_is_read(tmp_path):
-    opened(tmp_path)
-    (tmp_path / "s.toml").write_bytes(b"\xef\xbb\xbf" + SCHEMA.encode())
-    assert numbers(open_source(str(tmp_path / "s.toml"))) == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -243,34 +187,6 @@ def test_the_first_rows_of_one_class_are_refused_with_their_count(
         numbers(opened(tmp_path, rows, rows=9))
     with pytest.raises(ValueError, match="rows must be >= 1, got 0"):
         opened(tmp_path, rows, rows=0)
-
-
-def test_the_first_rows_are_counted_over_many_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 64)
-    source = opened(tmp_path, b"x,n,label\n" + b"a,1,0\nb,2,1\n" * 60, rows=25)
-    assert len(numbers(source)) == 25
-    assert (source.provenance().train_rows, source.provenance().test_rows) == (25, 60)
-    assert len(numbers(source, "test")) == 60, "the limit is of the training part"
-
-
-def test_nothing_is_read_behind_the_first_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 64)
-    rows = b"x,n,label\n" + b"a,1,0\nb,2,1\n" * 20 + b"a,bad,0\n" + b"a,1,0\nb,2,1\n" * 25
-    source = opened(tmp_path, rows, rows=25)
-    assert [batch.size > 0 for batch in source.chunks("train")].count(False) == 0
-    assert len(numbers(source)) == 25
-
-
-def test_bad_lines_are_counted_up_to_the_last_row_that_was_given_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("runtime.data.table.CSV_BLOCK_BYTES", 64)
-    lines = ["torn" if n % 3 == 2 else f"a,{n},{n % 2}" for n in range(1, 121)]
-    source = opened(tmp_path, ("x,n,label\n" + "\n".join(lines)).encode(), skip_bad_rows=True)
-    counts = []
-    for batch in source.chunks("train"):
-        last = int(batch.dense[-1, 0])
-        counts.append(source.provenance().rows_skipped)
-        assert counts[-1] == sum(n % 3 == 2 for n in range(1, last))
-    assert len(set(counts)) > 5, "a longer stream counts more"
 
 
 def test_bad_rows_are_counted_as_far_as_was_read_and_said_of_which_part(tmp_path, monkeypatch):
@@ -301,33 +217,6 @@ def test_bad_rows_are_counted_as_far_as_was_read_and_said_of_which_part(tmp_path
         "2 of train (whole file read), 1 of test (whole file read), 2 of no part"
     )
     assert (seen.train_rows, seen.test_rows) == (99, 99)
-
-
-@pytest.mark.parametrize("skip_bad_rows", [False, True])
-@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_a_torn_line_that_is_no_utf8_is_one_error_without_a_traceback(tmp_path, skip_bad_rows):
-    source = opened(tmp_path, ROWS + b"\xfe,1\n", skip_bad_rows=skip_bad_rows)
-    with pytest.raises(DataError, match=r"row 5: Expected 3 columns, got 2"):
-        numbers(source)
-
-
-OPENED_WRONGLY: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
-    (("synthetic",), {"data_dir": "there"}, "--data.dir 'there' is not used with synthetic"),
-    (("s.toml",), {"data_dir": "there"}, "--data.dir 'there' is not used with s.toml"),
-    (("synthetic",), {"rows": 0}, "train_rows must be >= 1, got 0"),
-    (("synthetic:criteo-ad:nan",), {}, "scale must be > 0 and at most .* got nan"),
-    (("synthetic:criteo-ad:1_0",), {}, "SCALE must be a number and DRAW a whole one, got '1_0'"),
-    (("synthetic:criteo-ad:1:-2",), {}, "DRAW a whole one, got '1:-2'"),
-    (("synthetic:",), {}, "no synthetic preset is called ''"),
-    (("synthetic:default:2",), {}, "the default recipe has one size, got scale 2"),
-    (("synthetic:criteo-syn5:1e6",), {}, "values must be <= 9,007,199,254,740,991"),
-]
-
-
-@pytest.mark.parametrize(("names", "options", "message"), OPENED_WRONGLY)
-def test_a_source_that_cannot_be_meant_is_refused(names, options, message):
-    with pytest.raises(ValueError, match=message):
-        open_source(*names, **options)
 
 
 LINES = st.lists(st.text('",a;', max_size=8), max_size=12)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
@@ -113,38 +112,6 @@ def test_csv_gzip_and_parquet_of_the_same_rows_give_the_same_batches(tmp_path):
         assert (again.labels == first.labels).all()
 
 
-def test_the_type_in_a_parquet_file_does_not_change_an_id(tmp_path):
-    values = [3, None, 0, 12, 5, 6]
-    plain = {"label": [0, 1, 0, 1, 0, 1], "day": [1, 1, 1, 1, 9, 9]}
-    kinds = [pa.int8(), pa.int64(), pa.uint64(), pa.float64(), pa.string(), pa.large_string()]
-    kinds.append(pa.dictionary(pa.int32(), pa.string()))
-    seen = set()
-    for place, kind in enumerate(kinds):
-        array = pa.array(values, pa.int64()).cast(pa.string() if place >= 4 else kind)
-        table = pa.table({"x": array.cast(kind), **plain})
-        pq.write_table(table, tmp_path / "data.parquet")
-        made = FileSource(
-            schema=schema(columns=(Column(name="x"),), file="data.parquet"), folder=tmp_path
-        )
-        seen.add(whole(made).ids.tobytes())
-    pacsv.write_csv(pa.table({"x": pa.array(values, pa.float64()), **plain}), tmp_path / "data.csv")
-    made = FileSource(schema=schema(columns=(Column(name="x"),)), folder=tmp_path)
-    seen.add(whole(made).ids.tobytes())
-    assert len(seen) == 1
-
-
-def test_a_truth_value_has_one_id_in_a_text_a_parquet_file_and_a_frame(tmp_path):
-    texts, plain = ["True", "False", "True", "False"], {"label": [0, 1, 0, 1], "day": [1, 1, 9, 9]}
-    columns = (Column(name="x"),)
-    write_csv(tmp_path, {"x": texts, **plain})
-    pq.write_table(pa.table({"x": [t == "True" for t in texts], **plain}), tmp_path / "b.parquet")
-    first, second = (
-        whole(FileSource(schema=schema(columns=columns, file=name), folder=tmp_path)).ids
-        for name in ("data.csv", "b.parquet")
-    )
-    assert first.tolist() == second.tolist() and len(set(first.tolist())) == 2
-
-
 def test_a_group_shares_ids_and_a_joined_column_makes_them_differ(tmp_path):
     columns = {"tour": ["a", "b"], "x": [5, 5], "y": [5, 6], "label": [0, 1], "day": [1, 1]}
     both = (
@@ -159,13 +126,6 @@ def test_a_group_shares_ids_and_a_joined_column_makes_them_differ(tmp_path):
     joined = join_hashes(hash_integers(np.array([5])), np.array([hash_text("a")], np.uint64))
     assert x[0] == int(tag(0, joined)[0])
     assert {t >> 56 for t in tour} == {2}
-
-
-def test_a_joined_column_is_read_even_if_it_is_no_feature(tmp_path):
-    columns = and_test_rows({"tour": ["a", "b"], "x": [5, 5], "label": [0, 1]})
-    only = (Column(name="x", with_column="tour"),)
-    first, second = whole(source(tmp_path, columns, columns=only, split=last_two(columns))).ids
-    assert first != second
 
 
 def test_a_sequence_keeps_its_order_and_its_newest_ids(tmp_path):
@@ -257,19 +217,6 @@ def test_a_damaged_file_is_an_error(tmp_path, name, damaged, message):
     (tmp_path / name).write_bytes(damaged((tmp_path / name).read_bytes()))
     with pytest.raises(DataError, match=rf"(?s){name}.*{message}"):
         whole(FileSource(schema=schema(file=name), folder=tmp_path))
-
-
-def test_a_parquet_file_that_has_other_rows_than_it_says_is_an_error(tmp_path):
-    """A split by place would go by a number of rows that are not there."""
-    file = tmp_path / "data.parquet"
-    pq.write_table(pa.table({k: v * 50 for k, v in GOOD.items()}), file)
-    content = file.read_bytes()
-    says_300 = b"\x16\xd8\x04\x19"  # a field of the footer in front of the row groups
-    assert content.count(says_300) == 1
-    file.write_bytes(content.replace(says_300, b"\x16\xf8\x0a\x19"))
-    split = Split(test_fraction=0.5)
-    with pytest.raises(DataError, match=r"data\.parquet cannot be read: it has 300 rows, and says"):
-        whole(FileSource(schema=schema(file="data.parquet", split=split), folder=tmp_path))
 
 
 def test_a_parquet_file_without_rows_is_an_error(tmp_path):

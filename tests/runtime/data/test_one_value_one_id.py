@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.data.convert import column_values
-from runtime.data.ids import canonical, hash_integers, hash_texts
+from runtime.data.ids import canonical
 from runtime.data.rows import absent_share, equals, key_texts
 from runtime.data.schema import Column
 
@@ -180,21 +180,6 @@ def test_a_span_of_time(count, step):
     assert_one_id(arrays())
 
 
-@given(st.times())
-def test_a_time_of_day(time):
-    micros = ((time.hour * 60 + time.minute) * 60 + time.second) * 10**6 + time.microsecond
-
-    def arrays() -> Iterator[pa.Array]:
-        for unit in UNITS:
-            many, rest = divmod(micros * PER_S[unit], 10**6)
-            if not rest:
-                yield pa.array([many], (pa.time32 if unit in ("s", "ms") else pa.time64)(unit))
-        yield of_frame([time])
-        yield pa.array([str(time)])
-
-    assert_one_id(arrays())
-
-
 @given(st.lists(INSTANTS, unique=True, min_size=2, max_size=6))
 def test_different_instants_have_different_ids(values):
     assert len(set(ids(pa.array(values)))) == len(values)
@@ -282,11 +267,6 @@ def test_a_joined_table_may_write_its_keys_in_another_type():
     assert {key_texts(key)[0].as_py() for key in keys} == {"2024-05-01"}
     flags = [pa.array([True, None]), pa.array(["True", None])]
     assert [key_texts(flag).to_pylist() for flag in flags] == [["True", None]] * 2
-
-
-def test_a_whole_number_and_its_text_share_one_hash():
-    values = np.array([10**16, -(10**18), 0])
-    assert hash_texts(["1e+16", "-1e+18", "-0.0"]).tolist() == hash_integers(values).tolist()
 
 
 @pytest.mark.parametrize(

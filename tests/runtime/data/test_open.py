@@ -16,7 +16,6 @@ from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.data.schema import read_schema
 from runtime.data.split import Split
-from runtime.data.synthetic import SyntheticSource
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +68,6 @@ def test_data_is_found_in_the_named_directory_then_the_variable_then_the_downloa
     assert label_of(tmp_path / "empty") == 0, "the downloads come last"
 
 
-def test_two_splits_of_one_set_share_its_folder(tmp_path):
-    write_flights(tmp_path / "nycflights13", 0)
-    by_time = open_source("nycflights13-time", tmp_path)
-    assert sum(b.size for b in by_time.chunks("test")) == 8, "the last fifth of 40"
-
-
 def test_missing_data_names_every_place_and_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("PERSIA_DATA_DIR", "/variable")
     with pytest.raises(DataError) as caught:
@@ -83,24 +76,6 @@ def test_missing_data_names_every_place_and_the_remedy(tmp_path, monkeypatch):
     words = ["tennis/data.parquet", str(tmp_path / "named"), "PERSIA_DATA_DIR (/variable)"]
     for word in [*words, str(tmp_path / "cache"), "persia-runtime data get"]:
         assert word in text
-
-
-@pytest.mark.parametrize(
-    ("name", "got", "other"),
-    [
-        ("kuairand-pure-14d", "kuairand-pure-14d", ""),
-        ("kuairand-pure", "kuairand-pure", ""),
-        ("tennis", "kuairand-pure-14d", "--data.name kuairand-pure-14d"),
-    ],
-)
-def test_the_remedy_of_missing_data_leads_to_data(tmp_path, name, got, other):
-    """`data get` cannot make every set; what it makes instead has another name to be given."""
-    with pytest.raises(DataError) as caught:
-        open_source(name, tmp_path)
-    text = str(caught.value)
-    assert f"data get {got}" in text
-    assert ("then --data.name" in text) == bool(other) and other in text
-    assert "--data.name synthetic" in text
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest():
@@ -114,15 +89,6 @@ def test_a_table_in_place_of_its_schema_is_told_how_to_get_one(tmp_path):
     (tmp_path / "my clicks.csv").write_text("user,clicked\nu1,1\n")
     with pytest.raises(DataError, match=r"data schema '.*my clicks.csv' > NEW.toml"):
         open_source(str(tmp_path / "my clicks.csv"))
-
-
-def test_a_synthetic_stream_needs_no_data():
-    source = open_source("synthetic", rows=1000)
-    assert isinstance(source, SyntheticSource)
-    assert sum(b.size for b in source.chunks("train")) == 1000
-    small = open_source("synthetic:criteo-ad:0.01", rows=10)
-    assert isinstance(small, SyntheticSource)
-    assert small.recipe.distinct_ids == 337_500
 
 
 SCHEMA = """

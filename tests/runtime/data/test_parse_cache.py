@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from runtime.config import DataConfig, EvaluationConfig, ModelConfig, TrainConfi
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.open import (
-    _FORMAT,
     CachedSource,
     folder_bytes,
     make_room,
@@ -28,7 +24,6 @@ from runtime.data.open import (
 from runtime.data.schema import Column, Schema
 from runtime.data.source import rebatch
 from runtime.data.split import Split
-from runtime.files import digest_of, read_arrays, write_arrays, write_sealed
 from runtime.run.session import train
 
 SCHEMA = Schema(
@@ -189,64 +184,6 @@ def test_a_damaged_part_is_parsed_anew(harm, data, tmp_path):
         assert content(read_from(root, data)) == expected
 
 
-def other_labels(arrays: dict[str, np.ndarray]) -> None:
-    arrays["labels"] = np.repeat(arrays["labels"], 2, 1)
-
-
-def offsets_beyond_the_ids(arrays: dict[str, np.ndarray]) -> None:
-    arrays["offsets"][-1] += 1
-
-
-def offsets_that_fall(arrays: dict[str, np.ndarray]) -> None:
-    arrays["offsets"][1] = len(arrays["ids"])
-
-
-def ids_of_a_sign(arrays: dict[str, np.ndarray]) -> None:
-    arrays["ids"] = arrays["ids"].astype(np.int64)
-
-
-def without_numbers(arrays: dict[str, np.ndarray]) -> None:
-    del arrays["dense"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [other_labels, offsets_beyond_the_ids, offsets_that_fall, ids_of_a_sign, without_numbers],
-)
-def test_a_kept_chunk_that_is_no_batch_of_the_layout_is_parsed_anew(change, data, tmp_path):
-    """With its right digest, as whoever can write there can write that, too."""
-    root = tmp_path / "kept"
-    expected = content(CachedSource(parsed(data), root))
-    (folder,) = root.glob("*/train")
-    arrays = read_arrays(folder / "0", digest_of(folder / "0"))[1]
-    change(arrays)
-    written = write_arrays(folder / "0", {}, arrays)
-    write_sealed(folder / "part.json", {"format": _FORMAT, "digests": [written.digest]})
-    assert content(CachedSource(parsed(data), root)) == expected
-
-
-@pytest.mark.parametrize("digests", [[], "all but one", {}, None, 5])
-def test_a_list_that_lacks_chunks_is_no_shorter_part(digests, data, tmp_path):
-    root = tmp_path / "kept"
-    source = CachedSource(parsed(data), root)
-    expected = content(source)
-    (file,) = root.glob("*/train/part.json")
-    document = json.loads(file.read_text())
-    document["digests"] = document["digests"][:-1] if digests == "all but one" else digests
-    file.write_text(json.dumps(document))
-    assert content(CachedSource(parsed(data), root)) == expected
-
-
-def test_facts_of_other_types_are_found_again(data, tmp_path):
-    root = tmp_path / "kept"
-    expected = CachedSource(parsed(data), root).provenance()
-    (file,) = root.glob("*/provenance.json")
-    document = json.loads(file.read_text())
-    for change in ({"train_rows": "many"}, {"absent": [1]}, {"files": [{"sha256": 5}]}):
-        file.write_text(json.dumps(document | change))
-        assert CachedSource(parsed(data), root).provenance() == expected
-
-
 def test_many_at_once_keep_one_and_all_have_the_same_bytes(data, tmp_path):
     expected = content(parsed(data))
     with ThreadPoolExecutor(8) as pool:
@@ -295,37 +232,11 @@ def test_a_kept_part_that_is_lost_on_the_way_is_parsed_from_there(
     )
 
 
-def test_a_part_beyond_the_limit_is_not_kept(data, tmp_path):
-    source = CachedSource(parsed(data), tmp_path / "kept", most_bytes=1000)
-    assert content(source) == content(parsed(data)) == content(source)
-    assert not list((tmp_path / "kept").glob("*/train"))
-
-
 def test_a_folder_that_may_not_be_written_is_no_error(data, tmp_path):
     (tmp_path / "kept").write_text("a file in the way")
     source = CachedSource(parsed(data), tmp_path / "kept")
     assert content(source) == content(parsed(data))
     assert source.provenance() == parsed(data).provenance()
-
-
-def test_half_written_parts_of_the_dead_are_removed(data, tmp_path):
-    source = CachedSource(parsed(data), tmp_path / "kept")
-    content(source, "test")
-    (folder,) = (tmp_path / "kept").glob("*")
-    for name, age_s in ((".train.1.old", 90_000), (".train.2.new", 60)):
-        (folder / name).mkdir()
-        os.utime(folder / name, (time.time() - age_s,) * 2)
-    content(source, "train")
-    assert sorted(p.name for p in folder.iterdir()) == [".train.2.new", "test", "train"]
-
-
-def test_bad_rows_to_skip_and_huge_files_are_parsed_each_time(data, tmp_path, monkeypatch):
-    skipping = FileSource(schema=SCHEMA, folder=data, skip_bad_rows=True)
-    assert with_cache(skipping, tmp_path) is skipping
-    assert isinstance(with_cache(parsed(data), tmp_path), CachedSource)
-    monkeypatch.setattr("runtime.data.open.MOST_CACHED_BYTES", 100)
-    huge = parsed(data)
-    assert with_cache(huge, tmp_path) is huge
 
 
 def test_a_run_from_kept_data_has_the_bytes_of_one_that_parses(data, tmp_path, monkeypatch):
@@ -352,31 +263,3 @@ def test_a_run_from_kept_data_has_the_bytes_of_one_that_parses(data, tmp_path, m
         assert len(kept_now) == (2 if keep else 0)
     assert states[0] == states[1] == states[2]
     assert isinstance(open_source(str(data / "mine.toml"), keep=True), CachedSource)
-
-
-@pytest.mark.parametrize("name", ["provenance.json", "train/part.json", "train/0"])
-@pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_what_is_no_file_where_one_was_kept_is_never_waited_for(kind, name, data, tmp_path):
-    """A pipe has no end, and /dev/zero too many."""
-    kept = with_cache(parsed(data), tmp_path / "root")
-    whole = [batch.ids.tobytes() for batch in kept.chunks("train")]
-    expected = kept.provenance()
-    file = kept._folder / name
-    file.unlink()
-    make = {
-        "pipe": os.mkfifo, "device": lambda file: file.symlink_to("/dev/zero"),
-        "folder": Path.mkdir, "link to nowhere": lambda file: file.symlink_to("nowhere"),
-    }  # fmt: skip
-    make[kind](file)
-    found, again = [], []
-
-    def reads() -> None:
-        anew = with_cache(parsed(data), tmp_path / "root")
-        found.extend(batch.ids.tobytes() for batch in anew.chunks("train"))
-        again.append(anew.provenance())
-
-    thread = threading.Thread(target=reads, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert found == whole and again == [expected]

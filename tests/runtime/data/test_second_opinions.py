@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +12,12 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from runtime.data.batch import interleave
-from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.ids import hash_integers, join_hashes, mix64, scatter56, tag
 from runtime.data.schema import Column, Join, Schema
 from runtime.data.source import share
 from runtime.data.split import CODES, UNPLACED, Split
-from runtime.data.synthetic import Pair, Recipe, SyntheticField, SyntheticSource, raw_score
+from runtime.data.synthetic import Pair, Recipe, SyntheticField, SyntheticSource
 from tests.oracles.reference.initial import hash_text
 
 MASK = 2**64 - 1
@@ -162,40 +160,6 @@ def test_a_join_is_that_of_pandas_over_many_blocks(tmp_path, monkeypatch):
     assert ages.tolist() == merged[:270].astype(np.float32).tolist()
 
 
-KEYS = [7, 8, 999, 12345678901234567, 10**15, -3, 5]
-FORMS = {
-    "int64": KEYS,
-    "float": np.array(KEYS, float),
-    "text": list(map(str, KEYS)),
-    "text of floats, with blanks": [f" {key}.0 " for key in KEYS],
-    "dictionary": [str(key) for key in KEYS],
-}
-
-
-@pytest.mark.parametrize(("left", "right"), list(product(FORMS, FORMS)))
-def test_a_key_joins_however_it_is_written(left, right, tmp_path):
-    """As ids do: a column of whole numbers with a gap is one of floats in pandas."""
-    import pandas as pd
-
-    exact = "float" not in (left, right) or left == right
-    wanted = [float(n) if exact or key != KEYS[3] else -9.0 for n, key in enumerate(KEYS)]
-    columns = {side: pd.Series(FORMS[side]) for side in (left, right)}
-    columns = {s: c.astype("category") if s == "dictionary" else c for s, c in columns.items()}
-    main = pd.DataFrame({"u": columns[left], "label": np.arange(len(KEYS)) % 2})
-    pd.concat([main, main]).to_parquet(tmp_path / "d.parquet")
-    side = pd.DataFrame({"id": columns[right], "age": np.arange(len(KEYS), dtype=float)})
-    side[::-1].to_parquet(tmp_path / "side.parquet")
-    schema = Schema(
-        name="joined",
-        file="d.parquet",
-        joins=(Join(file="side.parquet", left="u", right="id"),),
-        columns=(Column(name="u"), Column(name="age", kind="numeric", log=False, fill=-9.0)),
-        split=Split(test_fraction=0.5),
-    )
-    (train,) = FileSource(schema=schema, folder=tmp_path).chunks("train")
-    assert train.dense[:, 0].tolist() == wanted
-
-
 @pytest.mark.parametrize("kind", ["int64", "float64", "float32", "float16", "decimal", "text"])
 def test_a_number_may_mean_that_there_is_no_value(kind, tmp_path):
     """-1 and 999 among numbers: of a parquet file as of a CSV, where blanks do not count."""
@@ -242,29 +206,6 @@ def test_a_number_may_mean_that_there_is_no_value(kind, tmp_path):
     assert codes.tolist() == [CODES["train"], UNPLACED, CODES["test"], UNPLACED] * 2
 
 
-def test_a_joined_table_may_have_one_row_of_no_key(tmp_path):
-    """A null key is a key, as in pandas and as an empty text in a CSV: it stands there once."""
-    import pandas as pd
-
-    main = pd.DataFrame({"u": ["a", None, "b", None], "label": [0, 1, 0, 1]})
-    side = pd.DataFrame({"id": ["a", None], "age": [1.5, 2.5]})
-    main.to_parquet(tmp_path / "d.parquet")
-    schema = Schema(
-        name="joined",
-        file="d.parquet",
-        joins=(Join(file="side.parquet", left="u", right="id"),),
-        columns=(Column(name="u"), Column(name="age", kind="numeric", log=False, fill=-9.0)),
-        split=Split(test_fraction=0.5),
-    )
-    side.to_parquet(tmp_path / "side.parquet")
-    (train,) = FileSource(schema=schema, folder=tmp_path).chunks("train")
-    merged = main.merge(side, how="left", left_on="u", right_on="id")["age"].fillna(-9.0)
-    assert train.dense[:, 0].tolist() == merged[:2].tolist() == [1.5, 2.5]
-    pd.concat([side, side[1:]]).to_parquet(tmp_path / "side.parquet")
-    with pytest.raises(DataError, match="1 rows repeat a value of key column id"):
-        list(FileSource(schema=schema, folder=tmp_path).chunks("train"))
-
-
 RECIPE = Recipe(
     name="small",
     fields=(
@@ -289,22 +230,6 @@ def slow_score(recipe: Recipe, bags: list[list[int]], dense: list[float]) -> flo
         signs[field.name] = 1 - 2 * (hashes[0] & 1)
     score += sum(p.weight * signs[p.first] * signs[p.second] for p in recipe.pairs)
     return score + recipe.dense_weight * sum(x * (-1) ** n for n, x in enumerate(dense))
-
-
-def test_the_score_of_a_sample_is_the_documented_sum():
-    fields = (*RECIPE.fields, SyntheticField(name="tags", values=9, weight=0.6, max_length=3))
-    pairs = (*RECIPE.pairs, Pair(first="tags", second="b", weight=0.4))
-    recipe = Recipe(name="bags", fields=fields, pairs=pairs, dense=3, seed=3)
-    rng = np.random.default_rng(1)
-    lengths = rng.integers(1, 4, 50)
-    ids = [rng.integers(0, 2**56, n).astype(np.uint64) for n in (50, 50, 50, lengths.sum())]
-    dense = rng.normal(size=(50, 3))
-    found = raw_score(recipe, ids, [None, None, None, lengths], dense)
-    starts = np.cumsum(lengths) - lengths
-    for n in range(50):
-        bags = [[int(ids[f][n])] for f in range(3)]
-        bags.append([int(i) for i in ids[3][starts[n] : starts[n] + lengths[n]]])
-        assert found[n] == pytest.approx(slow_score(recipe, bags, dense[n].tolist()), abs=1e-12)
 
 
 def popularity(field: SyntheticField) -> list[float]:
@@ -353,39 +278,3 @@ def test_the_best_reachable_auc_is_that_of_all_samples_there_can_be():
     kinds = np.sort(np.unique(truth.round(9)))
     assert len(kinds) == len(click)
     assert kinds == pytest.approx(np.sort(click), abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"gain": math.nan}, "gain must be a finite number"),
-        ({"gain": 0}, "gain must be > 0"),
-        ({"gain": 1e9}, "gain must be <= 10"),
-        ({"seed": -1}, "seed must be >= 0"),
-        ({"dense": -1}, "dense must be >= 0"),
-        ({"dense_weight": math.inf}, "dense_weight must be a finite number"),
-        ({"fields": ()}, "a recipe needs fields"),
-        ({"pairs": [("a", "city", 1.0)]}, r"pair of unknown fields \['city'\]"),
-        ({"pairs": [("a", "b", math.nan)]}, "weight must be a finite number"),
-        ({"fields": [{"values": 9, "exponent": -1.0}]}, "exponent must be >= 0"),
-        ({"fields": [{"values": 9, "weight": math.inf}]}, "weight must be a finite number"),
-        ({"fields": [{"values": 2**60}]}, "values must be <= 9,007,199,254,740,991"),
-        ({"fields": [{"values": 9, "max_length": 0}]}, "max_length must be >= 1"),
-        ({"click_rate": 0}, "click_rate must be > 0"),
-    ],
-)
-def test_a_recipe_that_cannot_be_meant_is_refused(changes, message):
-    settings: dict[str, Any] = {"name": "s", "fields": RECIPE.fields, "pairs": ()}
-    with pytest.raises(ValueError, match=message):
-        if changes.get("fields"):
-            changes = {"fields": tuple(SyntheticField(name="x", **f) for f in changes["fields"])}
-        elif "pairs" in changes:
-            pairs = (Pair(first=a, second=b, weight=w) for a, b, w in changes["pairs"])
-            changes = {"pairs": tuple(pairs)}
-        Recipe(**(settings | changes))
-
-
-@pytest.mark.parametrize("sizes", [{"train_rows": 0}, {"test_rows": 0}, {"train_rows": -5}])
-def test_a_stream_without_samples_is_refused(sizes):
-    with pytest.raises(ValueError, match="must be >= 1, got"):
-        SyntheticSource(recipe=RECIPE, **sizes)

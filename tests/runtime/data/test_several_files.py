@@ -94,27 +94,6 @@ def test_day_10_comes_after_day_9(tmp_path):
     assert [path.stem for path in found.main_files] == [f"day-{day}" for day in range(1, 12)]
 
 
-@pytest.mark.parametrize("kind", ["multi", "sequence", "categorical", "bucket", "numeric"])
-def test_a_file_in_which_a_column_is_nothing_but_nulls_has_no_type_for_it(kind, tmp_path):
-    """As pandas writes a column of None: the same rows as where its type is known."""
-    more = {"fill": 2.5} if kind == "numeric" else {}
-    columns = (Column(name="user"), Column(name="x", kind=kind, **more))
-    values = [["3", "4"], ["5"]] if kind in ("multi", "sequence") else [3, 5]
-    typed = pa.table({"user": [1, 2, 3, 4], "x": [*values, None, None], "label": [0, 1, 0, 1]})
-    whole, apart = tmp_path / "whole", tmp_path / "apart"
-    for folder in (whole, apart):
-        folder.mkdir()
-        pq.write_table(typed[:2], folder / "1.parquet")
-    pq.write_table(typed[2:], whole / "2.parquet")
-    pq.write_table(typed[2:].set_column(1, "x", pa.nulls(2)), apart / "2.parquet")
-    found = []
-    for folder in (whole, apart):
-        schema = Schema(name="s", file="*.parquet", columns=columns, split=Split(test_fraction=0.5))
-        (test,) = FileSource(schema=schema, folder=folder).chunks("test")
-        found.append((test.ids.tolist(), test.dense.tolist(), test.labels.tolist()))
-    assert found[0] == found[1]
-
-
 def test_files_of_their_own_are_their_parts(folder):
     split = Split(test_file="part-2.csv", validation_file="part-1.csv")
     found = source(folder, "part-0.csv", split)
@@ -164,15 +143,6 @@ def test_what_is_wrong_with_patterns_is_said(folder):
         rows_of(source(folder, "part-0.csv", twice), "train")
 
 
-def test_folders_too_deep_for_a_pattern_are_said(folder, monkeypatch):
-    def too_deep(path, pattern):
-        raise RecursionError("maximum recursion depth exceeded")
-
-    monkeypatch.setattr(type(folder), "glob", too_deep)
-    with pytest.raises(DataError, match=r"'\*\*/a\.csv' is no pattern of files in .*: maximum rec"):
-        rows_of(source(folder, "**/a.csv", LAST), "train")
-
-
 def test_every_file_counts_in_the_checksum_and_in_what_is_kept(folder, tmp_path):
     place = tmp_path / "data"
     place.mkdir()
@@ -189,23 +159,6 @@ def test_every_file_counts_in_the_checksum_and_in_what_is_kept(folder, tmp_path)
     again = source(place, "part-[01].csv", split)
     assert again.provenance().sha256 != sums
     assert rows_of(CachedSource(again, tmp_path / "kept"), "test") == read[::-1]
-
-
-def test_a_file_that_is_moved_to_another_part_makes_other_data(folder, tmp_path):
-    """Its bytes and their order are the same; what trained would test."""
-    place = tmp_path / "data"
-    (place / "test").mkdir(parents=True)
-    for number in range(3):
-        text = (folder / f"part-{number}.csv").read_text()
-        (place / ("test" if number == 2 else ".") / f"part-{number}.csv").write_text(text)
-    split = Split(test_file="test/*.csv")
-    first = source(place, "*.csv", split)
-    before, kept = first.provenance(), CachedSource(first, tmp_path / "kept")
-    assert len(rows_of(kept, "test")) == 40
-    (place / "part-1.csv").rename(place / "test/part-1.csv")
-    again = source(place, "*.csv", split)
-    assert again.provenance().sha256 != before.sha256
-    assert len(rows_of(CachedSource(again, tmp_path / "kept"), "test")) == 70
 
 
 def test_a_split_with_known_checksums_refuses_other_files(folder):

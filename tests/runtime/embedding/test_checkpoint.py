@@ -201,42 +201,6 @@ def test_a_failed_save_leaves_the_one_before_and_the_next_one_is_whole(
     assert len(left) == 2 + 1  # a file a shard, and the manifest: no half-written file
 
 
-def test_threads_that_save_to_one_folder_wait_for_each_other(one_table, tmp_path):
-    """Two stores and a third thread that loads: every load finds one whole save."""
-    tables = [one_table(dim=2, shards=3) for _ in range(2)]
-    for number, table in enumerate(tables):
-        table.look_up(np.arange(100 * (number + 1)))
-    save(tables[0].store, tmp_path)
-    errors: list[BaseException] = []
-    sizes: set[int] = set()
-
-    def saving(table):
-        try:
-            for _ in range(15):
-                save(table.store, tmp_path)
-        except BaseException as error:
-            errors.append(error)
-
-    def loading():
-        try:
-            for _ in range(15):
-                other = one_table(dim=2, shards=3)
-                load(other.store, tmp_path)
-                sizes.add(len(other.store))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=saving, args=(t,)) for t in [*tables, tables[0]]]
-    threads.append(threading.Thread(target=loading))
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(120)
-    assert not errors
-    assert sizes <= {100, 200}
-    assert len(list(tmp_path.iterdir())) == 4
-
-
 def test_a_row_written_2_to_the_24_times_is_still_seen_to_change(one_table, tmp_path):
     """Its count has 24 bits; a prefetched copy must be replaced, and staleness counted, beyond."""
     sgd = RowOptimizer(kind="sgd", lr=1.0)

@@ -11,28 +11,20 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from persia_sim.base.vocabulary import Mode
-from runtime import __main__ as commands
 from runtime import stop
 from runtime.embedding.server_rules import ServerRules
 from runtime.executors.open import assemble_for
 from runtime.executors.threads import ConcurrentRun
-from runtime.hosts import row_processes
-from runtime.hosts.launch.processes import ServerProcesses
 from runtime.hosts.rows import client
 from runtime.hosts.rows.client import ServerClient
-from runtime.hosts.rows.served_shard import ServedShard
-from runtime.hosts.wire import peers
-from runtime.hosts.wire.peers import Peer, Peers
 from runtime.stop import PeerError
-from tests.runtime.hosts.served import SGD, batch_of, ones, served
-from tests.runtime.worlds import ArraySource, config, on_engine, run
+from tests.runtime.hosts.served import batch_of, served
+from tests.runtime.worlds import ArraySource, config, run
 
 SOURCE = ArraySource(300)
 
@@ -119,83 +111,6 @@ PATIENCES_S = (0.6, 4.0, 25.0)
 one shows whether that was all."""
 
 
-def test_a_stopped_server_is_told_from_a_slow_one(monkeypatch):
-    monkeypatch.setattr(client, "BEATS_EVERY_S", 0.05)
-    for patience_s in PATIENCES_S:
-        monkeypatch.setattr(client, "STUCK_S", patience_s)
-        with served(ServerRules(ranks=2, tau=0)) as found:
-            handle = found.store.begin(0, 1, batch_of(7))
-            thread, errors = in_thread(partial(found.store.look_up, handle))
-            thread.join(2 * patience_s)
-            waits = thread.is_alive()  # its server is well, and waits for rank 1
-            pid = found.processes.pids[0]
-            suspend(pid)
-            thread.join(120)
-            assert isinstance(errors[0], stop.RunStopped)
-            told = str(found.client.stop.error)
-            assert told.startswith(f"embedding server 0 (pid {pid}) has given no sign of life for")
-            assert "it is stopped or stuck; rank 0 waits for the rows of step 1" in told
-        assert not lives(pid)  # a stopped process goes, too
-        if waits:
-            return
-    assert waits
-
-
-class Clock:
-    """Time as a test lets it pass, for whoever looks every 0.2 s."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.now_s = 1000.0
-        monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-
-    def looks(self, look, seconds: float) -> list:
-        found = []
-        for _ in range(round(seconds / 0.2)):
-            self.now_s += 0.2
-            found.append(look())
-        return found
-
-
-def test_who_was_suspended_with_the_run_forgives_and_one_who_stays_silent_is_stuck(monkeypatch):
-    """Ctrl-Z and fg after 25 s, at the server and at the rank that waits for a sign of life."""
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    clock, peers = Clock(monkeypatch), Peers(patience_s=20.0)
-    peers["client"] = Peer(17, "rank 1")
-    assert clock.looks(peers.stuck, 10.0) == [None] * 50
-    clock.now_s += 25.0
-    assert clock.looks(peers.stuck, 5.0) == [None] * 25
-    stuck = clock.looks(peers.stuck, 6.0)[-1]
-    assert stuck.startswith("rank 1 (pid 17) has given no sign of life for")
-    peers.beat("client", idle=False)
-    assert peers.stuck() is None
-    waits = client.deadline(20.0, "server 0")
-    clock.looks(waits, 10.0)
-    clock.now_s += 25.0
-    clock.looks(waits, 5.0)
-    with pytest.raises(TimeoutError):
-        clock.looks(waits, 6.0)
-
-
-@pytest.mark.long
-def test_a_rank_that_stops_is_told_to_the_ranks_that_wait_for_it(monkeypatch):
-    """The other rank's process connects and then gives no sign of life, as one that is stopped."""
-    for patience_s in PATIENCES_S:
-        monkeypatch.setattr(client, "BEATS_EVERY_S", 0.05)
-        with served(ServerRules(ranks=2, tau=0), ranks=[0], patience_s=patience_s) as found:
-            monkeypatch.setattr(client.ServerClient, "_beat", lambda self, shard: None)
-            other = ServerClient(found.processes.address, [1])
-            monkeypatch.undo()
-            handle = found.store.begin(0, 1, batch_of(7))
-            with pytest.raises((PeerError, stop.RunStopped)) as raised:
-                found.store.look_up(handle)
-            told = str(found.client.stop.error or raised.value)
-            other.close()
-        if told.startswith("rank 1"):
-            break
-    assert re.match(rf"rank 1 \(pid {os.getpid()}\) has given no sign of life for \d+ s", told)
-    assert "rank 0 waits for the rows of step 1 from embedding server 0" in told
-
-
 def test_a_rank_that_dies_is_told_to_the_ranks_that_wait_for_it():
     with served(ServerRules(ranks=2, tau=0), ranks=[0]) as found:
         other = ServerClient(found.processes.address, [1])
@@ -221,31 +136,6 @@ def test_a_wait_for_a_push_that_nobody_will_send_is_a_deadlock(monkeypatch):
         if isinstance(raised.value, RuntimeError):
             break  # else signs of life came late
     assert re.match("deadlock: the lookup of rank 0, step 1 waits at", str(raised.value))
-
-
-@pytest.mark.long
-def test_a_client_that_works_for_long_is_no_deadlock(monkeypatch):
-    monkeypatch.setattr(client, "BEATS_EVERY_S", 0.05)
-    for patience_s in PATIENCES_S:
-        monkeypatch.setattr(stop, "PATIENCE_S", patience_s)
-        with served(ServerRules(ranks=2, tau=0, merges=True), patience_s=patience_s) as found:
-            store = found.store
-            first = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]
-            for handle in first:
-                store.look_up(handle)
-            store.give((first[0], ones(first[0])))
-            late = store.begin(0, 1, batch_of(7))
-            with store._stop.working():
-                thread, errors = in_thread(partial(store.look_up, late))
-                thread.join(patience_s + 2.0)  # a server looks once a second
-                if not errors:
-                    store.give((first[1], ones(first[1])))
-                thread.join(60)
-            if not errors:
-                assert late.values["rows"].tolist() == [[-2.0, -2.0]]
-                return
-            assert "deadlock" not in str(errors[0])  # but signs of life may have come late
-    assert not errors
 
 
 LAUNCHER = """
@@ -301,40 +191,6 @@ def test_ctrl_c_at_the_terminal_reaches_the_launcher_and_not_its_servers():
         assert handle.values["rows"].tolist() == [[0.0, 0.0]]
 
 
-@pytest.mark.first_case
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_server_that_is_hit_as_it_starts_ends_its_run_in_a_sentence_or_not(
-    number, monkeypatch, tmp_path, capsys
-):
-    """SIGTERM goes to the whole group; it is for the launcher, from the first instant on."""
-    spawn = ServerProcesses._spawn
-
-    def hit(processes: ServerProcesses, shard: int) -> None:
-        spawn(processes, shard)
-        if shard == 1:
-            os.kill(processes.pids[1], number)
-
-    monkeypatch.setattr(ServerProcesses, "_spawn", hit)
-    words = "--data.name synthetic --data.rows 600 --steps 2 --executor concurrent --servers 2"
-    code = commands.main(["train", *words.split(), "--out", str(tmp_path / "run")])
-    told = capsys.readouterr().err.splitlines()
-    if number == signal.SIGTERM:
-        assert code == 0, told
-        return
-    assert code == 2
-    assert told[-1].startswith(
-        "error: embedding server 1 was killed by SIGKILL before it was ready"
-    )
-
-
-def test_no_server_is_started_again_when_its_run_is_over():
-    with served() as found:
-        pass
-    with pytest.raises(PeerError, match="is not started again: the run is over"):
-        found.processes.restart(0)
-    assert found.processes.pids == []
-
-
 def test_servers_go_when_their_store_goes():
     processes = []
 
@@ -346,23 +202,3 @@ def test_servers_go_when_their_store_goes():
     use()
     gc.collect()
     assert not any(map(lives, processes))
-
-
-def test_many_processes_on_few_cores_may_be_silent_for_longer(monkeypatch):
-    """16 ranks and 64 servers on two cores: two minutes, also at the servers; a few: as ever."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(os, "getloadavg", lambda: (40.0, 0.0, 0.0))
-    assert peers.crowding(4) == 5.0, "all others on the host count, too"
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    assert [peers.crowding(n) for n in (1, 8, 12, 48, 80)] == [1.0, 1.0, 1.5, 6.0, 6.0]
-    for servers, ranks, times in ((2, 2, 1.0), (64, 16, 6.0)):
-        settings = config(mode="hybrid", tau=2, ranks=ranks, **on_engine("processes", servers))
-        made, *_ = row_processes._server_configs(settings, ArraySource(1).layout, [SGD])
-        shard = ServedShard(made)
-        assert shard.peers.patience_s == shard.stop.patience_s == times * peers.STUCK_S
-
-        # A host that becomes busy later: whoever waits looks at it again.
-        with monkeypatch.context() as later:
-            later.setattr(os, "getloadavg", lambda: (40.0, 0.0, 0.0))
-            assert shard.peers.patience_s == max(times, 5.0) * peers.STUCK_S

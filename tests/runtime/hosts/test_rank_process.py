@@ -20,8 +20,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 
 from persia_sim.base.chrome import Span
 from persia_sim.base.staleness import summary_of
@@ -32,12 +30,11 @@ from runtime.dense import averaging, buckets
 from runtime.executors.open import assemble_for
 from runtime.executors.threads import ConcurrentRun
 from runtime.hosts import rank_process
-from runtime.hosts import ranks as run_of_ranks
 from runtime.hosts.dense.group import RankGroup
-from runtime.hosts.rank_process import GroupedRank, behind
+from runtime.hosts.rank_process import GroupedRank
 from runtime.hosts.ranks import follow, meet_as_leader
 from runtime.run.record import run_into
-from runtime.stop import Interrupted, PeerError, Stop
+from runtime.stop import Interrupted, Stop
 from tests.runtime.spawned import Processes
 from tests.runtime.worlds import (
     TUNED,
@@ -388,18 +385,6 @@ def test_rank_0_has_the_timeline_of_all_by_its_own_clock(found):
         assert max(begun_s) <= min(ended_s) + 2 * max(off_s)
 
 
-@given(st.lists(st.tuples(*[st.floats(0, 1)] * 4), min_size=1, max_size=8), st.floats(-1e4, 1e4))
-def test_barriers_tell_how_far_a_clock_is_behind(turns, behind_s):
-    own, other, now_s = [], [], 0.0
-    for first, second, stays, leaves in turns:
-        entered = now_s + first, now_s + second
-        own.append((entered[0], max(entered) + stays))
-        other.append((entered[1] - behind_s, max(entered) + leaves - behind_s))
-        now_s += 4.0
-    found_s, off_s = behind(own, other)
-    assert abs(found_s - behind_s) <= off_s + 1e-9
-
-
 @pytest.mark.law11
 @pytest.mark.law12
 def test_a_signal_to_any_rank_ends_all_at_one_cut_and_they_go_on(found, tmp_path):
@@ -440,50 +425,6 @@ def test_another_number_of_ranks_goes_on_and_says_what_becomes_of_the_order(foun
     order = Trace.load(found / "async-2" / "trace.npz")
     assert len(order.of_kind(Kind.PUSH)) == MORE_STEPS - STEPS
     assert "ranks: before 3, now 2" in order.meta["not_replayable"]
-
-
-def test_why_rank_0_could_not_start_the_servers_is_what_it_says(monkeypatch):
-    """And the others, which wait for their address, hear that there is none; it waits for none of
-    them, who may have been asked to end as well."""
-
-    def cannot(*_: object) -> None:
-        raise PeerError("the host of embedding server 0 cannot be reached")
-
-    said = []
-    group = SimpleNamespace(rank=0, ranks=2, give_up=said.append, gather=lambda *_: [""])
-    rank = GroupedRank(group)
-    monkeypatch.setattr(rank_process, "RowProcesses", cannot)
-    chosen = TrainConfig()
-    with pytest.raises(PeerError, match=r"^the host of embedding server 0 cannot be reached$"):
-        rank.open_rows(chosen, None, [], None, None)
-    assert said == ["who reads the embedding servers", "embedding servers"]
-    with pytest.raises(PeerError, match="rank 0 could not start the embedding servers"):
-        rank.shared("embedding servers", None, chosen)
-
-
-def test_a_rank_that_is_stopped_between_two_legs_says_why(monkeypatch):
-    """It waits at the end of a leg for pushes to be closed, and a server gives another rank up."""
-    stop = Stop()
-
-    class Stopped:
-        def __init__(self, *_: object) -> None:
-            self.begin = lambda *_: None
-
-        def train_legs(self) -> None:
-            stop.set(PeerError("rank 1 has given no sign of life"))
-            stop.check()
-
-    told = json.dumps({"from": None, "trace_order": False, "sees": None})
-    rank = SimpleNamespace(group=SimpleNamespace(gather=lambda *_: [told]))
-    components = SimpleNamespace(stop=stop, store=SimpleNamespace(tables={}))
-    for name, found in {
-        "opened": lambda *_: contextlib.nullcontext(SOURCE), "agree": lambda *_: None,
-        "assemble_for": lambda *_, **__: components, "trace_meta": lambda *_: {},
-        "Training": Stopped,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(run_of_ranks, name, found)
-    with pytest.raises(PeerError, match=r"^rank 1 has given no sign of life$"):
-        follow(TrainConfig(), rank)
 
 
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC_AVERAGING, Mode.ASYNC])

@@ -14,17 +14,13 @@ import pytest
 from runtime.__main__ import main
 from runtime.config import DataConfig
 from runtime.data.open import open_source
-from runtime.data.source import rebatch
 from runtime.inference import open_model
 from runtime.model_commands import describe
 from runtime.run.evaluate import HeldOut, evaluate
-from runtime.run.scores import score
-from tests.runtime.clicks_of_a_user import EDITS, NO_EDITS, edited, write_clicks
+from tests.runtime.clicks_of_a_user import EDITS, edited, write_clicks
 from tests.runtime.serving.trained_runs import checkpoint_of
 from tests.runtime.worlds import World, config, run
 
-TINY = "synthetic:criteo-ad:0.0001"
-LIKE_TINY = "synthetic:criteo-ad:0.0002"
 TEST_ROWS = 3000
 
 
@@ -55,25 +51,6 @@ def test_evaluate_prints_and_writes_the_scores_of_the_test_part(trained, rows, t
     line = rf"^click +{ours.auc:.4f} +{ours.log_loss:.4f} +{ours.label_rate:.4f} "
     assert re.search(line, told, re.MULTILINE)
     assert found["checkpoint"] == str(next((folder / "checkpoints").iterdir()))
-
-
-def test_evaluate_takes_other_data_with_the_same_schema(trained, tmp_path, refused):
-    out = tmp_path / "found.json"
-    settings = replace(config(steps=5), data=DataConfig(name=TINY))
-    checkpoint_of(run(settings, open_source(TINY)), tmp_path)
-    words = ["evaluate", str(tmp_path), "--data", LIKE_TINY, "--test-rows", "200"]
-    assert main([*words, "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    (batch,) = rebatch(iter(HeldOut(open_source(LIKE_TINY), 200)), 200)
-    ours = score(batch.labels[:, 0], open_model(tmp_path).predict(batch)[:, 0])
-    assert found["tasks"]["click"]["log_loss"] == pytest.approx(ours.log_loss, abs=1e-6)
-    assert found["data"]["name"] == LIKE_TINY
-    told = refused("evaluate", str(trained[1]), "--data", TINY)
-    assert (
-        f"data set {TINY} has another schema than the model was trained on; fields: lacks user"
-        " (sum, rows), item (sum, rows), author (sum, rows) and 6 more, has beside them c0"
-    ) in told
-    assert "; dense features: has beside them x2, x3, x4 and 8 more" in told
 
 
 @pytest.mark.parametrize(
@@ -210,19 +187,6 @@ def test_bad_rows_are_skipped_where_asked_and_counted(own, tmp_path, refused, ca
     assert "bad rows skipped: 1 of test (whole file read)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("edit", NO_EDITS)
-def test_a_model_is_judged_by_a_schema_that_says_the_same_otherwise(own, edit, tmp_path):
-    run_folder, schema = own
-    (tmp_path / "clicks.csv").write_bytes((schema.parent / "clicks.csv").read_bytes())
-    (tmp_path / "other.toml").write_text(edited(schema.read_text(), NO_EDITS[edit]))
-    out = tmp_path / "found.json"
-    words = ["evaluate", str(run_folder), "--data", str(tmp_path / "other.toml")]
-    assert main([*words, "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert found["tasks"] == json.loads((run_folder / "summary.json").read_text())["tasks"]
-    assert found["rows_trained_on"] == 0
-
-
 @pytest.mark.parametrize(
     ("split", "test_rows", "leaked", "of"),
     [
@@ -253,72 +217,3 @@ def test_rows_that_were_trained_on_are_counted_and_said(
         f"warning: {leaked} of the {of} samples trained this model, or one that it was started from"
     )
     assert (said in capsys.readouterr().out) == bool(leaked)
-
-
-@pytest.mark.parametrize(
-    ("file", "test_file", "leaked", "of"),
-    [
-        ("b.csv", "[ac].csv", 300, 500),
-        ("a.csv", "[bc].csv", 84, 500),
-        ("c.csv", "[ab].csv", 384, 600),
-    ],
-)
-def test_rows_of_files_that_trained_are_counted_where_they_test_now(
-    file, test_file, leaked, of, tmp_path
-):
-    """By hand: 384 rows were trained on, the 300 of a.csv and 84 of b.csv; c.csv has 200."""
-    schema = write_clicks(tmp_path)
-    head, *rows = (tmp_path / "clicks.csv").read_text().splitlines(keepends=True)
-    for name, part in {"a": rows[:300], "b": rows[300:600], "c": rows[600:]}.items():
-        (tmp_path / f"{name}.csv").write_text("".join([head, *part]))
-    text = schema.read_text()
-
-    def split(file: str, test_file: str) -> str:
-        by_file = edited(
-            text, ('{ column = "day", test_from = 8 }', f'{{ test_file = "{test_file}" }}')
-        )
-        schema.write_text(edited(by_file, ('file = "clicks.csv"', f'file = "{file}"')))
-        return str(schema)
-
-    words = ["--data.name", split("[ab].csv", "c.csv"), "--batch", "32", "--model.hidden", "8"]
-    run = tmp_path / "run"
-    more = ["--steps", "12", "--checkpoint-every", "end", "--out", str(run)]
-    assert main(["train", *words, *more]) == 0
-    judged = ["evaluate", str(run), "--data", split(file, test_file)]
-    assert main([*judged, "--out", str(tmp_path / "found.json")]) == 0
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["rows_trained_on"], found["rows_evaluated"]) == (leaked, of)
-
-
-def test_of_another_file_the_rows_that_were_trained_on_are_counted_by_what_they_hold(
-    own, tmp_path, capsys
-):
-    """One row less is another file, whose other rows were trained on all the same."""
-    run_folder, schema = own
-    lines = (schema.parent / "clicks.csv").read_text().splitlines(keepends=True)
-    (tmp_path / "clicks.csv").write_text("".join(lines[:-1]))
-    text = edited(schema.read_text(), ("test_from = 8", "test_from = 5"))
-    (tmp_path / "other.toml").write_text(text)
-    out = tmp_path / "found.json"
-    words = ["evaluate", str(run_folder), "--data", str(tmp_path / "other.toml")]
-    assert main([*words, "--out", str(out)]) == 0
-    assert json.loads(out.read_text())["rows_trained_on"] == 512 - 400
-    assert "warning: 112 of the 399 samples trained this model" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_an_export_onto_a_full_disk_ends_in_a_sentence_and_leaves_nothing(
-    trained, small_disk, capsys
-):
-    """From no room at all to all but the last file: each write fails once."""
-    _, folder = trained
-    codes = []
-    for kib in (4, 12, 20, 28, 36, 44, 52, 1000):
-        place = small_disk(kib)
-        before = sorted(place.rglob("*"))
-        codes.append(main(["export", str(folder), "--out", str(place / "model")]))
-        told = capsys.readouterr().err
-        if codes[-1]:
-            assert sorted(place.rglob("*")) == before
-            assert re.search(r"error: .*(No space left on device|the disk is full)", told)
-    assert codes[:5] == [2] * 5 and codes[-1] == 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from runtime.data.batch import Batch, Field, Layout
 from runtime.data.source import rebatch
 from runtime.embedding.batch_rows import FieldVectors
 from runtime.embedding.config import TableConfig
-from runtime.files import BrokenFileError, write_sealed
+from runtime.files import BrokenFileError
 from runtime.inference import Model, open_model
 from runtime.models.networks import BUILT_IN
 from runtime.run.evaluate import evaluate
@@ -131,18 +129,6 @@ def test_a_lookup_gives_rows_and_for_a_miss_the_initial_value(world, folders, wh
     np.testing.assert_array_equal(found, np.concatenate([values[::-1], fresh, values[:3]]))
     assert model.lookup("rows", []).shape == (0, 4)
     assert model.lookup("rows", [int(ids[5])]).tolist() == [values[5].tolist()]
-
-
-def test_batches_of_ids_never_seen_are_predicted_as_evaluation_does(world, folders):
-    dense = np.zeros((5, 2), np.float32)
-    ids = np.arange(15, dtype=np.uint64) + np.uint64(2**40)
-    batch = Batch(ids, None, dense, np.zeros((5, 2), np.float32))
-    ours = world.learner.predict(
-        world.model.eval(), batch, world.worker.pool(world.store.peek(batch))
-    )
-    found = open_model(folders[1]).predict(batch)
-    np.testing.assert_allclose(found, ours, rtol=0, atol=1e-6)
-    assert open_model(folders[1]).predict(batch.rows(0, 0)).shape == (0, 2)
 
 
 def test_a_model_that_cannot_be_exported_is_weights_and_says_why(tmp_path):
@@ -293,58 +279,10 @@ def test_a_table_that_is_not_the_models_is_refused(tmp_path, column, told):
         read_vectors(file, TableConfig(dim=4))
 
 
-def test_a_columns_name_with_a_line_end_makes_no_second_line(tmp_path):
-    file = tmp_path / "vectors.parquet"
-    pq.write_table(pa.table({"i\nd": pa.array([5], pa.uint64())}), file)
-    with pytest.raises(BrokenFileError, match="a table of this model has") as caught:
-        read_vectors(file, TableConfig(dim=4))
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def test_rows_that_a_table_has_no_bytes_for_are_not_waited_for(tmp_path):
-    """Compressed, as nobody here writes them: a few bytes for any number of rows."""
-    file = tmp_path / "vectors.parquet"
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(10**6, np.float32)), 4)
-    ids = pa.array(np.arange(250_000, dtype=np.uint64))
-    pq.write_table(pa.table({"id": ids, "vector": vectors}), file)
-    with pytest.raises(BrokenFileError, match=r"fewer bytes than 250,000 rows"):
-        read_vectors(file, TableConfig(dim=4))
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"seed": "0"}, "seed must be a whole number, got '0'"),
-        ({"files": {}}, r"files are \[\], not \['dense.safetensors', 'rows/rows.parquet'\]"),
-        ({"extra": 1}, r"manifest.json: extra is not known; known: format, layout"),
-        ({"layout": {"fields": []}}, "manifest.json: a data set needs at least one id field"),
-        ({"tables": {}, "files": {"dense.safetensors": ""}}, "dense.safetensors is damaged"),
-        ({"tables": {"rows": {"name": "x"}}}, "table 'rows' is called 'x'"),
-        ({"tables": {"rows": {"dimm": 4}}}, "tables.rows: dimm is not known; did you mean dim"),
-    ],
-)
-def test_a_manifest_written_by_hand_is_told_what_it_lacks(folders, tmp_path, change, told):
-    shutil.copytree(folders[1], tmp_path / "copy")
-    file = tmp_path / "copy" / "manifest.json"
-    found = json.loads(file.read_text())
-    del found["digest"]
-    write_sealed(file, found | change)
-    with pytest.raises(ValueError, match=told):
-        open_model(tmp_path / "copy")
-
-
 @pytest.mark.parametrize("given", [None, [1, 2], {"user": 3}])
 def test_what_is_no_batch_is_refused_in_words(folders, given):
     with pytest.raises(ValueError, match=r"batch must be a runtime\.data\.batch\.Batch, got"):
         open_model(folders[1]).predict(given)
-
-
-def test_threads_that_share_a_model_get_the_same_predictions(folders):
-    model = open_model(folders[1])
-    expected_ones = predicted(model)
-    with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _: predicted(model), range(8)):
-            np.testing.assert_array_equal(found, expected_ones)
 
 
 def test_a_network_that_works_in_place_leaves_the_callers_numbers_as_they_were():

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from runtime.__main__ import main
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
-from runtime.inference import Columns, open_model
+from runtime.inference import open_model
 from runtime.run.folder import read_metrics
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -95,27 +95,6 @@ def test_vectors_of_values_are_those_of_their_ids(run):
     assert np.array_equal(padded, model.vectors("user", ["u1"])), "blanks are no part of an id"
 
 
-@pytest.mark.parametrize("kind", ["categorical", "multi", "sequence"])
-def test_a_value_of_a_column_of_lists_is_one_id_with_all_its_separators(kind):
-    """As one part of a list, or as the newest event; not the ids of its own parts."""
-    more = {} if kind == "categorical" else {"separator": "|"}
-    schema = {"columns": [{"name": "seen", "kind": kind, **more}], "labels": ["clicked"]}
-    columns = Columns(schema | {"file": "x.csv", "split": {"test_fraction": 0.2}}, "the model")
-    _, ids = columns.ids("seen", ["a|b", "a", "b"])
-    assert len(ids) == len(set(ids.tolist())) == 3
-
-
-@pytest.mark.parametrize(
-    "values",
-    [[2**63, 2**64 - 1], ["u1", 7, None], [np.uint64(2**63 + 2), -1], ["u1", 2**64, 2.5, True]],
-)
-def test_values_that_no_one_type_holds_are_looked_up_as_their_texts(run, values):
-    model = open_model(run)
-    texts = ["" if value is None else str(value) for value in values]
-    assert np.array_equal(model.vectors("user", values), model.vectors("user", texts))
-    assert len(np.unique(model.vectors("user", values), axis=0)) == len(values)
-
-
 def test_ids_that_were_never_trained_are_told(run, tmp_path, capsys):
     predicted(run, CLICKS.iloc[:50].assign(user="nobody"), tmp_path)
     told = capsys.readouterr().out
@@ -130,20 +109,6 @@ def test_the_share_of_known_ids_is_that_of_all_rows(run, tmp_path, capsys, monke
     words = ["--data", str(tmp_path / "t.parquet"), "--out", str(tmp_path / "s.csv")]
     assert main(["predict", str(run), *words]) == 0
     assert "user 20 %" in capsys.readouterr().out
-
-
-def test_a_split_by_a_date_that_did_not_change_is_not_counted_row_by_row(run, monkeypatch):
-    monkeypatch.setattr("runtime.data.files.FileSource.placed", lambda source: pytest.fail("read"))
-    assert main(["evaluate", str(run), "--data", str(EXAMPLES / "clicks.toml")]) == 0
-
-
-def test_values_of_several_kinds_in_a_column_are_named(run):
-    mixed = CLICKS.iloc[:9].astype({"item": object})
-    mixed.loc[3, "item"] = 7
-    with pytest.raises(
-        DataError, match=r"the frame: .* column item .*: give each column values of"
-    ):
-        open_model(run).predict_frame(mixed)
 
 
 @pytest.mark.parametrize(
@@ -211,15 +176,6 @@ def test_lines_without_names_may_lack_what_nobody_scores_by(headless, places, la
     assert (f"has no column {lacking}; it holds" in told.out) == bool(lacking)
 
 
-def test_lines_that_may_lack_this_or_that_are_refused(headless, capsys):
-    """Three columns: without the day and the label, or without the label and the weight."""
-    file = headless / "three.txt"
-    file.write_text("u1,3,0\n" * 3)
-    words = ["predict", str(headless / "run"), "--data", str(file)]
-    assert main([*words, "--out", str(headless / "three.parquet")]) == 2
-    assert "three.txt, row 1: Expected 5 columns, got 3" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [(["--out", "s.txt"], "--out must end in .parquet or .csv"),
@@ -233,14 +189,6 @@ def test_a_mistake_ends_in_a_sentence(run, tmp_path, monkeypatch, capsys, words,
     Path("there.csv").touch()
     assert main(["predict", str(run), "--data", str(EXAMPLES / "clicks.csv"), *words]) == 2
     assert sentence in capsys.readouterr().err
-
-
-def test_columns_that_are_none_of_ids_have_no_vectors(run):
-    model = open_model(run)
-    with pytest.raises(ValueError, match="no column of ids is called 'price'"):
-        model.vectors("price", [3])
-    with pytest.raises(ValueError, match="no column of ids is called 'usr'; did you mean user"):
-        model.vectors("usr", ["u1"])
 
 
 SLOTS = """name = "slots"
@@ -299,25 +247,3 @@ def test_a_value_in_another_type_is_scored_as_the_same_value(slots, types, which
     for column in types:
         found = model.vectors(column, list(other[column]))
         assert np.array_equal(found, model.vectors(column, list(table[column])))
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "sentence"),
-    [
-        ("tags", [["a1"]], r"column tags has no id for \['a1'\]: .* each value is one id"),
-        ("user", [{"a": 1}], r"column user has no id for \{'a': 1\}: .* each value is one id"),
-        ("user", ["u1", ("u2",)], r"column user has no id for \('u2',\)"),
-        ("user", "57", "values must be a sequence of them, got the text '57'"),
-        ("user", 57, "values must be a sequence of them, got 57"),
-        ("user", None, "values must be a sequence of them, got None"),
-    ],
-)
-def test_what_is_no_sequence_of_values_has_no_vectors(run, column, values, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        open_model(run).vectors(column, values)
-
-
-@pytest.mark.parametrize("frame", [None, {"user": ["u1"]}, "clicks.csv", [1, 2]])
-def test_what_is_no_frame_is_refused(run, frame):
-    with pytest.raises(ValueError, match="frame must be a pandas DataFrame, got"):
-        open_model(run).predict_frame(frame)

@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from functools import partial
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 from runtime.__main__ import main
-from runtime.config import DataConfig, TrainConfig
+from runtime.config import DataConfig
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.embedding.server_rules import ServerRules
@@ -41,7 +39,7 @@ from runtime.hosts.wire.messages import (
     pack_json,
 )
 from runtime.hosts.wire.peers import listen, open_channel
-from runtime.stop import PeerError, RunStopped, Stop
+from runtime.stop import PeerError, RunStopped
 from tests.runtime.hosts.served import LAYOUT, SGD, one_step
 from tests.runtime.hosts.test_faults import until
 from tests.runtime.worlds import config, host_of_servers
@@ -207,33 +205,6 @@ def test_a_server_that_is_killed_on_its_host_comes_back_there():
     )  # fmt: skip
 
 
-@pytest.mark.long
-def test_servers_end_with_the_host_that_started_them(tmp_path):
-    file = tmp_path / "secret"
-    file.touch(0o600)
-    file.write_text(SECRET)
-    words = ["serve", "--secret", str(file), "--listen", "127.0.0.1:0"]
-    there = subprocess.Popen(
-        [sys.executable, "-m", "runtime", *words], stdout=subprocess.PIPE, text=True
-    )
-    name = re.fullmatch(r"ready for embedding servers at (\S+); .*\n", there.stdout.readline())[1]
-    processes = HostedProcesses(
-        [ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))], [name], SECRET
-    )
-    client = ServerClient(processes.address, [0], processes.how_it_ended)
-    stop = Stop()
-    client.stop = stop
-    there.terminate()
-    assert there.wait(60) == 0
-    until(lambda: bool(stop))
-    server = f"embedding server 0 \\(pid {client.pids[0]}\\)"
-    ended = f"{server} (ended with exit code 0|has gone with its host {name})"
-    assert re.fullmatch(ended, str(stop.error)), stop.error
-    until(lambda: not os.path.exists(f"/proc/{client.pids[0]}"))
-    client.close()
-    processes.close()
-
-
 def test_a_host_that_is_stopped_is_not_waited_for(monkeypatch):
     """It has started a server, and says nothing more: as a frozen machine does."""
     monkeypatch.setattr(hosts, "STUCK_S", 0.5)
@@ -311,45 +282,7 @@ def test_a_secret_is_a_file_of_ones_own_and_long_enough(tmp_path):
         read_secret(tmp_path / "fifo")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
-def test_a_secret_of_another_user_is_called_that(tmp_path):
-    """It is what a Kubernetes volume gives; chmod is no remedy."""
-    file = tmp_path / "secret"
-    file.write_text(SECRET)
-    file.chmod(0o600)
-    os.chown(file, 65534, 65534)
-    with pytest.raises(DataError, match=r"belongs to another user \(uid 65534\), .*: install -m 6"):
-        read_secret(file)
-
-
 PLACE = "HOST:PORT, PORT from 0 to 65535, an IPv6 address in brackets"
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            {"servers": 1, "servers_at": ("a:65536",)},
-            f"{PLACE}, got 'a:65",
-        ),
-        ({"servers": 1, "servers_at": ("a:0",)}, "servers_at names port 0 of 'a:0', where nobody"),
-        ({"servers_at": ("a:1",)}, "say --servers, how many"),
-        ({"servers": 1, "servers_at": ("a:1",)}, "servers_at and --servers-secret go together"),
-        ({"servers": 1, "servers_at": ("a b:1",)}, "servers_at must be HOST:PORT, .* got 'a b:1'"),
-        ({"servers": 1, "servers_at": ("host",)}, "servers_at must be HOST:PORT, .* got 'host'"),
-    ],
-)
-def test_options_of_hosts_are_checked(options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        config(executor="concurrent", **options)
-    assert TrainConfig().engine.servers_at == ()
-
-
-def test_serve_refuses_what_is_no_address_and_no_secret(tmp_path, capsys):
-    assert main(["serve", "--secret", str(tmp_path / "none"), "--listen", "nowhere"]) == 2
-    assert f"listen must be {PLACE}, got 'nowhere'" in capsys.readouterr().err
-    assert main(["serve", "--secret", str(tmp_path / "none")]) == 2
-    assert "no file" in capsys.readouterr().err
 
 
 def test_serve_says_why_it_cannot_listen(tmp_path, capsys):

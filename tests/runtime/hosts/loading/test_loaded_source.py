@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
-import time
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -21,9 +18,7 @@ from runtime.data.synthetic import CHUNK_ROWS
 from runtime.data.table import ROWS_PER_BATCH
 from runtime.hosts.loading import loaded_source
 from runtime.hosts.loading.loaded_source import LoadedSource
-from runtime.hosts.loading.loader_process import AHEAD
 from runtime.hosts.wire.calls import payload_of
-from runtime.hosts.wire.channel import Channel
 from runtime.hosts.wire.messages import (
     MessageKind,
 )
@@ -42,7 +37,7 @@ from tests.runtime.hosts.loading.loaders import (
     started,
     written,
 )
-from tests.runtime.hosts.test_faults import in_thread, lives, suspend, until
+from tests.runtime.hosts.test_faults import in_thread, lives, until
 from tests.runtime.worlds import host_of_servers
 
 
@@ -183,66 +178,6 @@ def test_behind_a_killed_loader_nothing_is_missing_and_nothing_comes_twice(
     processes.close()
     assert capfd.readouterr().err.count("was killed by SIGKILL; another one goes on") == passes
     until(lambda: not any(map(lives, [*killed, *first])) and not pids_now())
-
-
-PATIENCES_S = (0.6, 4.0, 25.0)
-"""Whoever is well is silent for longer than the first only where the machine is busy; then the next
-one shows whether that was all."""
-
-
-def test_a_stopped_loader_is_told_from_one_that_waits_for_another_rank(monkeypatch):
-    """Issue: nobody said anything, for ever."""
-    monkeypatch.setattr(loaded_source, "BEATS_EVERY_S", 0.05)
-    silent = r"has given no sign of life for \d+ s: it is stopped or stuck"
-    waited = r"rank [01] has waited \d+ s for (samples of )?chunk \d of it, since \d\d:\d\d:\d\d"
-    for patience_s in PATIENCES_S:
-        monkeypatch.setattr(loaded_source, "STUCK_S", patience_s)
-        early, told, pid = one_that_waits_and_is_stopped(patience_s, monkeypatch)
-        assert re.fullmatch(rf"loader 0 \(pid {pid}\) {silent}; {waited}", told)
-        if not early:
-            return
-    assert not early
-
-
-def one_that_waits_and_is_stopped(patience_s: float, monkeypatch) -> tuple[list, str, int]:
-    """What is said while the loader waits for the other taker, what when it is stopped; its pid."""
-    data = DataConfig(name="synthetic", rows=200_000)
-    processes = started(data, 1, consumers=2)
-    pid = processes.address.pids[0]
-    one, other = (LoadedSource(opened(data), processes.address, who=f"rank {k}") for k in (0, 1))
-    pongs = spied_pongs(one, monkeypatch)
-    stream, others = chunks(one), chunks(other)
-    thread, early = in_thread(lambda: [next(stream) for _ in range(AHEAD + 2)])
-    until(lambda: early or (pongs and pongs[-1] - pongs[0] > 2 * patience_s))
-    try:
-        for _ in range(2):
-            next(others)
-    except PeerError as error:  # the machine was busy for as long
-        early.append(error)
-    thread.join(0 if early else 60)
-    suspend(pid)
-    thread, errors = in_thread(lambda: list(stream if not early else others))
-    thread.join(120)
-    for source in (one, other):
-        source.close()
-    processes.close()
-    assert not lives(pid)  # a stopped process goes, too
-    return early, str(errors[0] if not early else early[0]), pid
-
-
-def spied_pongs(source: LoadedSource, monkeypatch) -> list[float]:
-    """When it hears a sign of life."""
-    heard, receive = [], Channel.receive
-
-    def spied(self):
-        found = receive(self)
-        if found[0].kind is MessageKind.PONG:
-            heard.append(time.monotonic())
-        return found
-
-    channel = source._connections[0].channel
-    monkeypatch.setattr(channel, "receive", partial(spied, channel))
-    return heard
 
 
 @pytest.mark.long

@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,7 +19,6 @@ from persia_sim.base.trace import ALL, Kind
 from persia_sim.base.vocabulary import Mode
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
-from runtime.embedding.batch_rows import Handle
 from runtime.embedding.store import SavedServer, TableArrays
 from runtime.executors.open import assemble_for
 from runtime.executors.threads import ConcurrentRun
@@ -31,7 +28,7 @@ from runtime.hosts.wire.peers import connect
 from runtime.rank.components import Components, server_rules
 from runtime.rank.stages import Computed, RankStages
 from runtime.stop import PeerError
-from tests.runtime.hosts.test_faults import in_thread, lives, suspend, until
+from tests.runtime.hosts.test_faults import in_thread, lives, until
 from tests.runtime.worlds import ArraySource, TwoTables, config, on_engine
 
 LONG = ArraySource(24 * 4000)
@@ -101,20 +98,6 @@ def test_a_run_whose_worker_dies_ends_in_a_sentence_and_leaves_no_process(mode, 
         rf"embedding worker 1 \(pid {pid}\) (was killed by SIGKILL|has died)", str(error)
     )
     assert not any(map(lives, [*found.servers, *found.workers]))
-
-
-def test_a_worker_that_is_stopped_is_told_to_its_ranks_by_the_servers(monkeypatch):
-    """They hear its signs of life, as those of any client."""
-    patient = row_processes.ServerConfig
-    monkeypatch.setattr(
-        row_processes, "ServerConfig", lambda **said: patient(**said | {"patience_s": 4.0})
-    )
-    with training(monkeypatch, mode=Mode.HYBRID) as found:
-        pid = found.workers[0]
-        suspend(pid)
-        told = str(found.error())
-        assert f"embedding worker 0 (pid {pid}) has given no sign of life for" in told
-        assert "it is stopped or stuck" in told
 
 
 def test_only_its_ranks_and_nobody_without_the_secret_come_in(monkeypatch, capfd):
@@ -266,49 +249,6 @@ def test_workers_and_servers_that_die_at_once_come_back_and_each_push_is_account
         status = found.store.statuses()
     assert len(found.told) >= 4 and found.meter.samples == 24 * STEPS
     assert [one["version"] + one["lost"] for one in status] == [STEPS * 3] * 2
-
-
-@pytest.mark.law5
-@pytest.mark.law13
-def test_a_lookup_that_waits_for_its_window_is_asked_again_and_served_once(monkeypatch):
-    """With tau 3 that of step 4 waits for the others' first pushes."""
-    with mortal(monkeypatch, (), **on_engine("processes"), **LATE["merged"]) as found:
-        store, source = found.store, ArraySource(8)
-        batch = next(iter(source.chunks("train")))
-
-        def read(rank: int, step: int) -> Handle:
-            handle = store.begin(rank, step, batch)
-            store.look_up(handle)
-            return handle
-
-        def train(rank: int, steps: Sequence[int]) -> None:
-            for handle in [read(rank, step) for step in steps]:
-                store.push(handle, lost=False)
-
-        held = [read(0, step) for step in range(4)]
-        store.push(held[0], lost=False)
-        waits, errors = in_thread(lambda: held.append(read(0, 4)))
-        until(lambda: "rank 0 waits for look_up" in store._client.waits.summary())
-        time.sleep(0.3)
-        os.kill(store._workers.pids[0], signal.SIGKILL)
-        until(lambda: found.told)
-        assert "and 4 pushes of ranks 0, 1, 2 are lost with it" in found.told[0]
-        for handle in held[1:4]:
-            store.push(handle, lost=False)
-        train(1, range(4))
-        assert waits.is_alive(), "rank 2 has not pushed yet"
-        train(2, range(4))
-        waits.join(30)
-        assert not errors and len(held) == 5
-        store.push(held[4], lost=False)
-        for rank in 1, 2:
-            train(rank, [4])
-        store.drain()
-        (events,) = store.recorded()
-        counted = Counter(map(tuple, events[events[:, 0] == Kind.LOOKUP][:, 1:3].tolist()))
-        assert counted == {(rank, step): 1 for rank in range(3) for step in range(5)}
-        (status,) = store.statuses()
-        assert (status["lost"], status["version"]) == (12, 3), "steps are lost as a whole"
 
 
 def lost_in(events: np.ndarray, *, own: bool) -> int:

@@ -10,7 +10,6 @@ import random
 import signal
 import threading
 import time
-from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -89,54 +88,6 @@ def test_pushes_before_the_death_are_lost_and_counted_and_those_after_it_applied
         assert "and 8 pushes of ranks 0, 1 are lost" in told[0]
 
 
-def test_a_server_that_one_connection_has_lost_for_good_is_lost_and_ended():
-    rules = ServerRules(tau=4)
-    with served(rules) as found:
-        told, old = may_come_back(found, rules), found.processes.pids[0]
-        found.client._how_it_ended = partial(found.processes.how_it_ended, within_s=0.2)
-        one_step(found.store, 0, 0, *IDS)
-        found.store.drain()
-        found.client.at(0).channels["lookups", 0].shut_down()
-        one_step(found.store, 0, 1, *IDS)
-        found.store.drain()
-        assert len(told) == 1 and set(counts(found.store).values()) == {1}
-        assert lost_at(found.store) == [1] and found.processes.pids[0] != old
-
-
-def test_a_server_that_comes_back_in_a_later_leg_knows_no_end_of_the_one_before():
-    """tau 1: while rank 0 stands at step 4, rank 1 may read step 6 and no further."""
-    rules = ServerRules(ranks=2, tau=1)
-    with served(rules) as found:
-        may_come_back(found, rules, saved=lambda shard: [SavedServer(rules, [3, 3])])
-        store, got = found.store, []
-        for step in range(6):
-            if step == 3:
-                for rank in (0, 1):
-                    store.finish(rank, 3)
-                store.drain()
-                store.note_leg([3, 3])  # in every process; one tells the servers
-                store.begin_leg(first_steps=[3, 3])
-            if step == 4:
-                store.drain()
-                kill(found.processes, 0)
-            for rank in (0, 1) if step < 5 else ():
-                one_step(store, rank, step, *IDS)
-        store.drain()
-
-        def go_on():
-            with suppress(RunStopped):
-                for step in range(5, 11):
-                    one_step(store, 1, step, *IDS)
-                    got.append(step)
-
-        alone = threading.Thread(target=go_on)
-        alone.start()
-        alone.join(1.0)
-        assert got == [5, 6]
-        found.client.stop.set(PeerError("the test is over"))
-        alone.join()
-
-
 def _ids_by_server(store) -> list[list[int]]:
     plan = store.begin(0, 10_000, batch_of(*IDS)).plans["rows"]
     return [plan.ids[plan.part(k)].tolist() for k in range(store.shards)]
@@ -167,24 +118,6 @@ def test_rows_of_a_checkpoint_are_there_again_and_only_what_came_after_it_is_los
         found.store.drain()
         assert set(counts(found.store).values()) == {3 + 1}
         assert lost_at(found.store) == [5]
-
-
-def test_batches_that_were_read_and_not_pushed_at_the_death_are_pushed_after_it():
-    rules = ServerRules(tau=8)
-    with served(rules, servers=1) as found:
-        may_come_back(found, rules)
-        handles = [found.store.begin(0, step, batch_of(*IDS)) for step in range(4)]
-        for handle in handles:
-            found.store.look_up(handle)
-        rows = [handle.values["rows"].copy() for handle in handles]
-        kill(found.processes, 0)
-        found.store.give((handles[0], ones(handles[0])))
-        for handle, before in zip(handles[1:], rows[1:], strict=True):
-            assert (handle.values["rows"] == before).all()
-            found.store.give((handle, ones(handle)))
-        found.store.drain()
-        assert set(counts(found.store).values()) == {4}
-        assert lost_at(found.store) == [0]
 
 
 @pytest.mark.law5

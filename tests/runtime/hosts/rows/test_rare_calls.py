@@ -7,14 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
-from runtime.embedding.batch_rows import shard_of
 from runtime.embedding.server_rules import ServerRules
 from runtime.embedding.store import SavedServer
 from runtime.hosts.rows import connections
@@ -219,48 +217,3 @@ def test_rows_of_later_batches_of_an_evaluation_are_on_their_way(monkeypatch):
         assert values_of(found.store) == EXPECTED
         monkeypatch.undo()
     assert outstanding == [4, 4, 4, 4, 4, 3, 2, 1]
-
-
-def test_an_evaluation_that_is_given_up_leaves_nothing_in_the_connections():
-    with served(RULES, servers=2) as found:
-        trained_once(found.store)
-        with closing(found.store.peek_all(BATCHES)) as handles:
-            next(handles)
-        assert [status["lost"] for status in found.store.statuses()] == [0, 0]
-        assert values_of(found.store) == EXPECTED
-
-
-@pytest.mark.law13
-@pytest.mark.parametrize("nth", [5])
-def test_a_server_that_dies_in_an_evaluation_is_asked_again_in_order(nth, monkeypatch):
-    """Its rows come back as of the last checkpoint: here there is none, and they are fresh."""
-    with served(RULES, servers=2) as found:
-        told: list[str] = []
-        restart = partial(found.processes.restart, awaits_rows=True)
-        saved = [SavedServer(RULES, [0])]
-        found.client.failover = Failover(restart, lambda shard: saved, told.append)
-        trained_once(found.store)
-        mine = {id_: shard_of(np.array([id_], np.uint64), 2)[0] for id_ in range(20)}
-        control = found.client.at(1).channels["control", -1]
-        waits: list[int] = []
-        receive = Channel.receive
-
-        def receiving(channel, *given, **more):
-            if channel is control:
-                waits.append(1)
-                if len(waits) == nth:
-                    os.kill(found.processes.pids[1], signal.SIGKILL)
-            return receive(channel, *given, **more)
-
-        monkeypatch.setattr(Channel, "receive", receiving)
-        found_values = values_of(found.store)
-        monkeypatch.undo()
-        until(lambda: told)
-        for first, values in enumerate(found_values):
-            for id_, value in zip(range(first, first + 12), values, strict=True):
-                expected = {-1.0} if id_ < 12 else {0.0}
-                assert value in expected | ({0.0} if mine[id_] == 1 else set())
-        assert values_of(found.store) == [
-            [-1.0 * (i < 12 and mine[i] == 0) for i in range(first, first + 12)]
-            for first in range(8)
-        ]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-import socket
 import subprocess
 import sys
 import threading
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,31 +13,21 @@ import numpy as np
 import pytest
 
 from persia_sim.base.trace import Kind
-from persia_sim.base.vocabulary import Mode
 from runtime import stop
 from runtime.__main__ import main
 from runtime.checkpoint.rows import ensure_seen, load
 from runtime.checkpoint.shard import see_folder, write_rows
 from runtime.data.batch import Field, Layout
-from runtime.embedding.batch_rows import FieldVectors, VectorGradients
 from runtime.embedding.config import Capacity, RowOptimizer, TableConfig
 from runtime.embedding.native.store import NativeStore
 from runtime.embedding.server_rules import ServerRules
-from runtime.embedding.worker import EmbeddingWorker
-from runtime.files import BrokenFileError
-from runtime.hosts.launch import processes
-from runtime.hosts.launch.process_config import ServerConfig
-from runtime.hosts.launch.processes import ServerProcesses
-from runtime.hosts.rows import remote_control, remote_store
+from runtime.hosts.rows import remote_control
 from runtime.hosts.rows.client import ServerClient
-from runtime.hosts.rows.remote_store import RemoteStore
 from runtime.hosts.rows.server_calls import ServerCalls
-from runtime.hosts.wire.channel import Channel
 from runtime.hosts.wire.messages import Message, MessageKind
-from runtime.run.session import train
 from tests.runtime.embedding.conftest import save
 from tests.runtime.hosts.served import LAYOUT, SGD, batch_of, one_step, ones, served
-from tests.runtime.worlds import ArraySource, config, on_engine
+from tests.runtime.worlds import ArraySource
 
 TWO_TABLES = Layout(
     fields=(Field(name="user"), Field(name="item", table="items"), Field(name="tags")),
@@ -177,33 +164,6 @@ def test_batches_in_flight_are_bounded_by_the_segments(monkeypatch):
             found.store.begin(0, 2, batch_of(7))
 
 
-def test_no_thread_is_left_after_close(monkeypatch):
-    """Not even where sockets are closed before anything can be heard of their end."""
-    before, send = set(threading.enumerate()), Channel.send
-
-    def silent(channel, message, *args, **kwargs):
-        if message.kind is not MessageKind.DISCONNECT:
-            send(channel, message, *args, **kwargs)
-
-    with served(servers=2) as found:
-        handle = found.store.begin(0, 0, batch_of(7))
-        found.store.look_up(handle)
-        mine = [t for t in threading.enumerate() if t not in before]
-        assert sorted(t.name for t in mine) == ["closings", "heartbeat", "heartbeat"]
-        monkeypatch.setattr(Channel, "send", silent)
-        monkeypatch.setattr(Channel, "close", lambda channel: channel.connection.socket.close())
-    for thread in mine:
-        thread.join(20)
-    assert not [thread.name for thread in mine if thread.is_alive()]
-
-
-def test_a_server_that_cannot_start_says_why():
-    table = replace(SGD, capacity=Capacity(rows=10**15))
-    wanted = "capacity.rows .* this process may use"
-    with pytest.raises(ValueError, match=wanted):
-        ServerProcesses([ServerConfig(shard=0, shards=1, seed=0, tables=(table,))])
-
-
 def test_a_server_loads_neither_torch_nor_pandas():
     """It starts in the time that numpy takes."""
     probe = (
@@ -274,35 +234,6 @@ def test_servers_write_the_bytes_that_threads_write(tmp_path, monkeypatch):
     assert one == other and len(one) == 3
 
 
-@pytest.mark.long
-def test_a_file_that_cannot_be_written_or_read_is_named_with_its_server(tmp_path):
-    with served(servers=2, run_folder=tmp_path) as found:
-        one_step(found.store, 0, 0, *range(40))
-        found.store.drain()
-        pid, free = found.processes.pids[1], resource.RLIM_INFINITY
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (64, free))  # as a full disk
-        full = rf"embedding server 1 \(pid {pid}\): .*: '{tmp_path}/rows/.*-shard-0001\.rows'"
-        with pytest.raises(OSError, match=full):
-            save(found.store, tmp_path / "rows")
-        assert not list((tmp_path / "rows").iterdir())
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (free, free))
-        save(found.store, tmp_path / "rows")
-        expected = found.store.export()["rows"]
-    (file,) = (tmp_path / "rows").glob("*-shard-0001.rows")
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + b"x")
-    with served(servers=2) as found:
-        damaged = r"embedding server 1 \(pid \d+\): .*-shard-0001\.rows is damaged"
-        with pytest.raises(BrokenFileError, match=damaged):
-            load(found.store, tmp_path / "rows")
-        assert found.client.call(1, ServerCalls.status)["rows"] == 0
-    file.write_bytes(content)
-    with served(servers=2) as found:
-        load(found.store, tmp_path / "rows")
-        for one, other in zip(expected, found.store.export()["rows"], strict=True):
-            assert one.tobytes() == other.tobytes()
-
-
 @pytest.mark.parametrize("damage", [Path.unlink])
 def test_files_that_the_leader_does_not_see_whole_are_no_checkpoint(damage, tmp_path, monkeypatch):
     """A server on another host may have another folder of the same name."""
@@ -357,43 +288,7 @@ def test_a_cut_waits_until_no_push_is_applied_at_one_server_only():
         assert cuts == [[[[1]], [[1]]]]
 
 
-def test_gradients_are_scattered_where_the_servers_read_them():
-    with served(ServerRules(tau=0)) as found:
-        worker = EmbeddingWorker(found.store)
-        handle = worker.store.begin(0, 0, batch_of(7, 7, 8))
-        found.store.look_up(handle)
-        slopes = FieldVectors(np.array([[1, 2], [3, 4], [5, 6]], np.float32), {}, {})
-        rows = worker.scatter(handle, VectorGradients(slopes))["rows"]
-        assert np.shares_memory(rows, handle.gradients["rows"])
-        found.store.give((handle, {"rows": rows}))
-        found.store.drain()
-        assert found.store.export()["rows"][1].tolist() == [[-4.0, -6.0], [-5.0, -6.0]]
-
-
 # A whole run over server processes: its curve and figures are those of threads.
-
-SOURCE = ArraySource(600)
-
-
-@pytest.mark.parametrize("mode", [Mode.LOOKAHEAD])
-def test_curve_and_figures_of_an_exact_mode_are_those_of_threads(mode):
-    """Snapshots on the way hold the servers; the last evaluation finds every push applied."""
-    here, there = (
-        train(config(mode=mode, ranks=2, evaluate_every_steps=7, **on_engine(engine, 2)), SOURCE)
-        for engine in ("threads", "processes")
-    )
-    assert len(there.curve) == len(here.curve) == 3
-    for one, other in zip(here.curve, there.curve, strict=True):
-        assert np.array_equal(one.evaluation.predictions, other.evaluation.predictions)
-    assert np.array_equal(here.final.predictions, there.final.predictions)
-    assert here.losses == there.losses
-    assert here.staleness == there.staleness
-    assert here.store.row_staleness.tolist() == there.store.row_staleness.tolist()
-    same = ("samples", "updates", "rows", "resident_bytes", "pushes_lost")
-    for name in same:
-        assert getattr(here.figures, name) == getattr(there.figures, name), name
-    if mode.reads_fresh_rows:  # what a prefetch finds depends on the instant
-        assert sorted(here.trace.events.tolist()) == sorted(there.trace.events.tolist())
 
 
 WORDS = [
@@ -416,39 +311,3 @@ WORDS = [
 def test_options_that_do_not_fit_servers_are_refused(options, sentence, capsys, tmp_path):
     assert main(["train", *WORDS, *options, "--out", str(tmp_path / "x")]) == 2
     assert sentence in capsys.readouterr().err
-
-
-class Alike(RemoteStore):
-    """Servers that all answer a second after they were asked, by a clock of the test's."""
-
-    def __init__(self, servers: int) -> None:
-        self.shards, self.waited_s, self._changed = servers, {}, threading.Condition()
-        self._unanswered = defaultdict(dict)
-        self.now_s = self.ready_s = 0.0
-
-    def _ask(self, *_: object) -> None:
-        self.ready_s = self.now_s + 1.0
-
-    def _has_answered(self, *_: object) -> bool:
-        self.now_s = max(self.now_s, self.ready_s)
-        return True
-
-
-def test_servers_that_are_as_slow_as_each_other_share_the_waiting(monkeypatch):
-    """So that no run is told that it was bound by the first."""
-    store = Alike(2)
-    monkeypatch.setattr(remote_store, "time", SimpleNamespace(perf_counter=lambda: store.now_s))
-    for step in range(10):
-        store._read(MessageKind.LOOK_UP, SimpleNamespace(rank=0, step=step), None, "lookups")
-    assert store.waited_s == {(0, 0): 5.0, (0, 1): 5.0}
-
-
-def test_a_process_whose_launcher_goes_while_it_starts_says_nothing_of_that(monkeypatch):
-    """As after Ctrl-C: it is about to end, and a traceback would be the last that a user sees."""
-    pipe, launchers = socket.socketpair()
-    launchers.close()
-    monkeypatch.setattr(processes, "inherited", lambda: (None, "{}", pipe))
-    served: list[str] = []
-    processes.serve(lambda sock, text: SimpleNamespace(serve_all=lambda: served.append(text)))
-    assert served == ["{}"]
-    pipe.close()

@@ -8,26 +8,17 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import pytest
-import torch
-from torch import nn
 
-from persia_sim.base.trace import TraceRecorder
-from persia_sim.base.vocabulary import Mode
-from runtime.config import SyncConfig, TrainConfig
-from runtime.dense.rules import AsyncRule
 from runtime.embedding.server_rules import ServerRules
-from runtime.hosts.dense.async_weights import DenseServer
 from runtime.hosts.launch.process_config import ServerConfig
-from runtime.hosts.loading.loader_process import Consumers
 from runtime.hosts.rows.server_calls import ServerCalls
 from runtime.hosts.rows.server_process import Service
 from runtime.hosts.wire import listener as listeners
 from runtime.hosts.wire.channel import Channel
 from runtime.hosts.wire.listener import WORKERS, Listener
-from runtime.hosts.wire.messages import Message, MessageKind, pack, pack_json, unpack_json
+from runtime.hosts.wire.messages import Message, MessageKind
 from runtime.hosts.wire.peers import connect, listen
 from runtime.hosts.wire.tls import TLS
-from runtime.stop import Stop
 from tests.runtime.hosts.served import SGD, batch_of, ones, served
 from tests.runtime.hosts.test_faults import in_thread, until
 
@@ -77,50 +68,8 @@ def embedding_server(at: str):
     )
 
 
-@contextmanager
-def dense_server(at: str):
-    torch.manual_seed(0)
-    settings = TrainConfig(sync=SyncConfig(mode=Mode.ASYNC, ranks=RANKS))
-    rule = AsyncRule(settings, nn.Linear(300, 2), TraceRecorder(), lambda loss, samples: None)
-    stop = Stop()
-    server = DenseServer(rule, stop)
-    sock, name = listen(at)
-    yield Listener(sock, SECRET, server._converse, "rank 0", tls=name.startswith(TLS)), name
-    server.close()
-
-
-@contextmanager
-def loader(at: str):
-    sock, name = listen(at)
-    consumers = Consumers(1000)
-    yield Listener(sock, SECRET, consumers.serve, "loader", tls=name.startswith(TLS)), name
-
-
 def hello(number: int) -> dict:
     return {"role": "control", "client": f"c{number}", "ranks": f"rank {number}", "pid": 1}
-
-
-def asks_embedding_server(channel: Channel) -> None:
-    channel.send(Message(MessageKind.CALL, body=pack_json({"method": "counters"})))
-    assert unpack_json(channel.receive()[0].body)["version"] == 0
-
-
-def asks_dense_server(channel: Channel) -> None:
-    asked = {"method": "pull", "rank": 1, "step": 0}
-    channel.send(Message(MessageKind.CALL, body=pack_json(asked)))
-    assert channel.receive()[0].kind is MessageKind.RESULT
-
-
-def asks_loader(channel: Channel) -> None:
-    channel.send(Message(MessageKind.PING))
-    assert channel.receive()[0].kind is MessageKind.PONG
-
-
-KINDS = {
-    embedding_server: asks_embedding_server,
-    dense_server: asks_dense_server,
-    loader: asks_loader,
-}
 
 
 def connected(kind, name: str, number: int) -> Channel:
@@ -144,24 +93,6 @@ def listening(kind, at: str):
             thread.join(60)
         assert not thread.is_alive()
     until(lambda: set(threading.enumerate()) <= before)
-
-
-@pytest.mark.parametrize("at", NAMES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_who_listen_have_the_same_few_threads_and_a_client_that_stops_holds_up_nobody(kind, at):
-    """Twice as many as there are threads stop in the middle of a message."""
-    few = threading.active_count() + 2 * (1 + WORKERS)  # rank 0 has a listener of its own
-    with listening(kind, at) as (_, name):
-        stopped = [connected(kind, name, number) for number in range(2 * WORKERS)]
-        half = pack(Message(MessageKind.CALL, body=b"{" + b" " * 1000 + b"}"))
-        for number, channel in enumerate(stopped):
-            channel.connection.socket.sendmsg([memoryview(half[: (7, 60)[number % 2]])])
-        well = [connected(kind, name, number) for number in range(100, 140)]
-        for channel in well:
-            KINDS[kind](channel)
-        assert threading.active_count() <= few
-        for channel in [*stopped, *well]:
-            channel.close()
 
 
 @contextmanager

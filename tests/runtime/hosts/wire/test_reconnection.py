@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -50,7 +49,7 @@ from runtime.hosts.wire.messages import (
 from runtime.hosts.wire.peers import connect
 from runtime.stop import PeerError, Stop
 from tests.runtime.hosts import namespaces
-from tests.runtime.hosts.served import LAYOUT, SGD, batch_of, one_step, ones
+from tests.runtime.hosts.served import LAYOUT, SGD, batch_of, one_step
 from tests.runtime.hosts.test_faults import in_thread, lives, until
 from tests.runtime.hosts.wire.broken_cables import (
     FORWARDED,
@@ -153,22 +152,6 @@ def test_whatever_bit_is_damaged_each_push_is_applied_once_and_as_it_was_sent(ev
         assert flips.flips == len(every) - len(flips.left) > 0
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("mode", [SYNC, FORWARDED], ids=["sync", "forwarded"])
-@pytest.mark.law1
-def test_a_run_whose_packets_are_damaged_ends_with_the_bytes_of_another(mode, monkeypatch):
-    """Also ids and rows on their way to the rank, and while connections are made."""
-    expected = run(config(executor="concurrent", shards=2, **mode), SOURCE)
-    draw = np.random.default_rng(7)
-    flips = Flips([int(place) for place in draw.integers(0, 5000, 60)])
-    with proxied(monkeypatch, no_cut, flips):
-        found = run(config(executor="concurrent", servers=2, **mode), SOURCE)
-        assert_same_bytes(expected, found)
-        assert [status["lost"] for status in found.store.statuses()] == [0, 0]
-        found.store.close()
-    assert flips.flips > 5
-
-
 def test_a_connection_that_is_made_again_twice_at_once_is_still_heard():
     """Its socket may have the number of the first one then, of which the kernel has forgotten that
     somebody listens."""
@@ -226,23 +209,6 @@ def test_wherever_a_connection_to_the_dense_weights_is_cut_each_push_counts_once
     assert (far.state()["version"], near.state()["version"]) == (20, 20)
     server.close()
     proxy.close()
-
-
-def test_a_cut_while_a_lookup_waits_for_its_window_is_not_noticed():
-    rules = ServerRules(ranks=2, tau=0)
-    with store_behind(lambda message, size: None, rules) as (store, _, proxy):
-        first = [store.begin(rank, 0, batch_of(7)) for rank in (0, 1)]
-        for handle in first:
-            store.look_up(handle)
-        late = store.begin(0, 1, batch_of(7))
-        waiting = threading.Thread(target=store.look_up, args=(late,))
-        waiting.start()
-        until(lambda: store._client.waits.summary())
-        proxy.cut_all()
-        for handle in first:
-            store.give((handle, ones(handle)))
-        waiting.join(60)
-        assert late.values["rows"].tolist() == [[-2.0, -2.0]]
 
 
 def test_a_server_that_is_dead_is_not_waited_for(monkeypatch):
@@ -380,17 +346,6 @@ def test_what_another_host_does_not_acknowledge_breaks_the_connection():
             assert client.STUCK_S * 1000 < told_ms <= 40_000
 
 
-def test_what_was_sent_is_kept_no_longer_than_until_it_is_received():
-    with store_behind(lambda m, size: None, ServerRules(tau=2)) as (store, _, _):
-        for step in range(30):
-            one_step(store, 0, step, *np.arange(100).tolist())
-        store.drain()
-        one_step(store, 0, 30, 7)
-        store.drain()
-        kept = [len(c.outbox._unacknowledged) for c in store._client.at(0).channels.values()]
-        assert max(kept) <= 4, kept
-
-
 RUN = """
 import hashlib, sys
 from pathlib import Path
@@ -437,30 +392,3 @@ def test_a_cable_that_is_out_for_five_seconds_changes_no_byte(more):
         assert near.returncode == 0, failed
         assert told.splitlines()[-1] == alone.stdout.splitlines()[-1]
         assert ("warning: --no-tls" in failed) == bool(more)
-
-
-def test_connections_that_break_while_nothing_is_said_are_there_when_they_are_needed(monkeypatch):
-    """That of the host, on which it would end the server, and that for rare requests."""
-    monkeypatch.setattr(channel, "RESUMED_WITHIN_S", 3.0)  # of 20 s; the server keeps its own
-    host = hosts.ProcessHost("127.0.0.1:0", SECRET)
-    serving = threading.Thread(target=host.serve, daemon=True)
-    serving.start()
-    tables = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,), rules=ServerRules(tau=3))
-    hosted = hosts.HostedProcesses([tables], [host.name], SECRET)
-    found = ServerClient(hosted.address, [0], hosted.how_it_ended)
-    store = RemoteStore(LAYOUT, [SGD], found, seed=0, segments=6, close=hosted.close)
-    try:
-        one_step(store, 0, 0, 1, 2)
-        store.drain()
-        at = found.at(0).channels
-        for one in (hosted._channels[0], at["control", -1], at["lookups", 0]):
-            one.connection.cut()
-        time.sleep(5.0)
-        for step in range(1, 4):
-            one_step(store, 0, step, 1, 2)
-        store.drain()
-        assert store.statuses()[0]["version"] == 4 and not found.stop
-    finally:
-        store.close()
-        host.close()
-        serving.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
@@ -10,19 +9,13 @@ import threading
 import numpy as np
 import pytest
 
-from runtime import stop
 from runtime.embedding.native.plan import Planner
-from runtime.guarded import guarded
 from runtime.hosts.rows.batch_layout import lay_out
 from runtime.hosts.rows.rank_batches import RankBatches
-from runtime.hosts.wire import segments
 from runtime.hosts.wire.messages import (
     BadMessageError,
     Message,
     MessageKind,
-    error_document,
-    error_from,
-    pack_json,
     pack_placed,
     pack_segment,
 )
@@ -30,10 +23,9 @@ from runtime.hosts.wire.segments import (
     Segment,
     SegmentPool,
     pack_arrays,
-    room_bytes,
     unpack_arrays,
 )
-from runtime.stop import RunStopped, Stop
+from runtime.stop import Stop
 from tests.runtime.hosts.served import LAYOUT, SGD, batch_of
 
 
@@ -70,49 +62,6 @@ def test_memory_that_could_be_taken_away_or_is_too_small_is_refused(tmp_path):
         batches.attach(said, None)
 
 
-def test_without_room_it_is_a_sentence_with_a_remedy(monkeypatch):
-    monkeypatch.setattr(segments, "allowed_bytes", lambda: 0)
-    wanted = r"no room for a segment of 3\.0 MB of shared memory \(0 MB are free\); lower --batch"
-    with pytest.raises(MemoryError, match=wanted):
-        Segment.make(3_000_000)
-    monkeypatch.undo()
-    monkeypatch.setattr(os, "posix_fallocate", _disk_full)
-    with pytest.raises(MemoryError, match="No space left on device"):
-        Segment.make(4096)
-
-
-@pytest.mark.parametrize("call", ["memfd_create", "mmap"])
-def test_too_many_open_files_are_no_lack_of_memory(monkeypatch, capsys, call):
-    """A smaller batch would not help."""
-
-    def refuse(*_, **__):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(*((os, call) if call == "memfd_create" else (segments, "_mapped")), refuse)
-    assert guarded(lambda: Segment.make(4096)) == 2
-    told = capsys.readouterr().err
-    assert told == "error: Too many open files; let more files be open at once: ulimit -n 4096\n"
-    with pytest.raises(OSError) as refused:
-        Segment.make(4096)
-    of_a_server = error_from(error_document(refused.value))
-    assert f"error: {of_a_server}\n" == told, "its number does not travel"
-
-
-def _disk_full(*_):
-    raise OSError(28, "No space left on device")
-
-
-def test_room_is_what_is_free_within_the_limits(tmp_path, monkeypatch):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 900 kB\nMemAvailable:   40 kB\n")
-    (tmp_path / "proc/self/statm").write_text("99 2 0 0 0 0 0")
-    monkeypatch.setattr(segments, "allowed_bytes", lambda: 1 << 30)
-    assert room_bytes(tmp_path) == 40 * 1024
-    own = 2 * os.sysconf("SC_PAGE_SIZE")
-    monkeypatch.setattr(segments, "allowed_bytes", lambda: own + 100)
-    assert room_bytes(tmp_path) == 100
-
-
 def test_a_segment_is_used_again_and_a_small_one_gives_its_number_to_a_larger_one():
     pool = SegmentPool(2, Stop(), "rank 0")
     number, first = pool.take(100)
@@ -138,19 +87,6 @@ def test_a_pool_at_its_bound_makes_the_next_batch_wait():
     assert found == [held]
 
 
-def test_a_pool_that_never_gets_back_says_who_waits(monkeypatch):
-    monkeypatch.setattr(stop, "PATIENCE_S", 0.2)
-    pool = SegmentPool(1, Stop(), "rank 3")
-    pool.take(100)
-    with pytest.raises(RuntimeError, match="deadlock: rank 3 waits for one of its 1 segments"):
-        pool.take(100)
-    ended = Stop()
-    pool.begin_run(ended)
-    ended.set(None)
-    with pytest.raises(RunStopped):
-        pool.take(100)
-
-
 def test_arrays_travel_in_a_segment_of_their_own():
     arrays = {
         "ids": np.arange(5, dtype=np.uint64),
@@ -173,25 +109,6 @@ def test_an_array_outside_its_segment_is_refused(entry):
     document = {"index": [64, len(index)]}
     with pytest.raises(BadMessageError, match="is not inside it"):
         unpack_arrays(document, segment)
-
-
-@pytest.mark.parametrize(
-    "index", [None, [], [0], ["x", 1], [-8, 16], [8190, 16], [0, 1 << 40], [0, 16], [0, -1]]
-)
-def test_an_index_that_is_none_is_refused(index):
-    """The last but one lies inside, and is no JSON."""
-    segment = Segment.make(8192)
-    with pytest.raises(BadMessageError, match=r"arrays|an array|JSON"):
-        unpack_arrays({"index": index}, segment)
-
-
-def test_a_segment_of_more_arrays_than_a_message_can_list_travels():
-    arrays = {f"a table with a long name, number {k}": np.arange(k) for k in range(2000)}
-    document, segment = pack_arrays(arrays)
-    assert len(pack_json(document)) < 200
-    found = unpack_arrays(document, segment)
-    assert list(found) == list(arrays)
-    assert all((found[name] == array).all() for name, array in arrays.items())
 
 
 def test_gradients_come_into_the_segment_in_which_their_batch_was_opened():

@@ -145,24 +145,6 @@ def test_a_server_of_another_user_is_told_nothing(one_of_two, monkeypatch):
         ServerClient(processes.address, [1], processes.how_it_ended)
 
 
-def test_the_secret_is_for_processes_of_this_user_and_for_no_store(one_of_two, tmp_path):
-    processes = one_of_two.processes
-    notes: list = []
-    place = processes.address.publish(notes)
-    assert Address.read_from(place) == processes.address
-    assert processes.address.secrets[0] not in place
-    os.mkfifo(tmp_path / "fifo")
-    for foreign in ("/no/such", str(tmp_path / "fifo")):
-        with pytest.raises(stop.PeerError, match="an address of the run"):
-            Address.read_from(foreign)
-    if os.geteuid() == 0:
-        script = "import os, sys; os.setuid(65534); open(sys.argv[1])"
-        words = [sys.executable, "-c", script, place]
-        found = subprocess.run(words, capture_output=True, text=True, cwd="/")
-        assert "PermissionError" in found.stderr
-    notes[0].close()
-
-
 def test_ranks_that_are_processes_never_say_the_secret_to_the_store():
     said = []
 
@@ -210,18 +192,6 @@ def test_what_breaks_the_protocol_ends_its_connection_and_nothing_else(one_of_tw
     channel.connection.socket.send(data)
     assert sentence in refusal(channel)
     check(one_of_two, 0)
-
-
-def test_the_server_says_too_whose_connection_it_has_closed_and_why(capfd):
-    with served(ServerRules(ranks=2), ranks=[0]) as found:
-        channel = greeted(found.processes.address)
-        channel.receive()
-        channel.connection.socket.send(GOOD[:4] + b"\x0c\0" + GOOD[6:])
-        refusal(channel)
-    assert capfd.readouterr().err == (
-        "embedding server 0: closed a connection of rank 1 (pid 1): a message has version 12 of the"
-        " protocol, this side speaks 11; run the same release on both sides\n"
-    )
 
 
 def test_an_id_of_another_servers_shard_is_refused():
@@ -305,33 +275,6 @@ def test_no_stranger_stays_or_ends_who_listens(kind, name, words, monkeypatch):
         listener.close()
 
 
-@pytest.mark.long
-def test_what_was_overheard_of_a_plain_connection_lets_nobody_in():
-    """Every word of a client, and of the server, said again as they were."""
-    with embedding_server("127.0.0.1:0") as (listener, at):
-        threading.Thread(target=listener.serve_all, daemon=True).start()
-        with Overheard(at) as way:
-            client = {"role": "control", "client": "c", "ranks": "rank 0", "pid": 1}
-            connect(way.name, "server", "secret", client).close()
-        again = _socket_to(at)
-        again.settimeout(20)
-        again.sendall(way.there)
-        words = b"".join(iter(lambda: again.recv(1 << 16), b""))
-        assert b"does not know the secret of this run" in words
-        listener.close()
-    with socket.create_server(("127.0.0.1", 0)) as false:
-
-        def say_it_again():
-            sock, _ = false.accept()
-            sock.sendall(way.back)
-            sock.recv(1 << 16)
-
-        threading.Thread(target=say_it_again, daemon=True).start()
-        name = f"127.0.0.1:{false.getsockname()[1]}"
-        with pytest.raises(stop.PeerError, match="does not know the secret of this run"):
-            connect(name, "server", "secret", {})
-
-
 @pytest.mark.parametrize("name", ["127.0.0.1:0", "tls:127.0.0.1:0"])
 def test_a_stranger_is_given_no_memory(name, monkeypatch, capfd):
     """Of who has only sent HELLO, too: he has proved nothing yet."""
@@ -349,46 +292,6 @@ def test_a_stranger_is_given_no_memory(name, monkeypatch, capfd):
             assert refusal(stranger) == "a SEGMENT of a stranger brings arrays"
         listener.close()
     assert not asked
-    assert "Traceback" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"received": "x"}, "the first message says that 'x' messages were received"),
-        ({"received": None}, "the first message says that None messages were received"),
-        ({"nonce": "\ud800"}, "the first message lacks role, client, ranks or pid"),
-    ],
-)
-def test_a_greeting_of_nonsense_is_refused_in_a_sentence_also_of_who_knows_the_secret(
-    changes, sentence, capfd
-):
-    with embedding_server("127.0.0.1:0") as (listener, at):
-        threading.Thread(target=listener.serve_all, daemon=True).start()
-        channel = open_channel(at, 20)
-        said = {"received": peers.NEVER_ADMITTED, "nonce": "1"} | changes
-        channel.send(Message(MessageKind.HELLO, body=pack_json(said)))
-        nonce = unpack_json(channel.receive()[0].body)["nonce"]
-        shown = proof("secret", "client", "", nonce)
-        channel.send(Message(MessageKind.PROOF, body=pack_json({"proof": shown})))
-        answers = [channel.receive()[0] for _ in range(1 + ("\ud800" in said["nonce"]))]
-        assert unpack_json(answers[-1].body)["sentence"] == sentence
-        listener.close()
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_memory_that_is_not_there_is_told_to_who_asked_and_ends_nothing_else(capfd):
-    with embedding_server("127.0.0.1:0") as (listener, at):
-        threading.Thread(target=listener.serve_all, daemon=True).start()
-        client = {"role": "lookups", "client": "c", "ranks": "rank 0", "pid": 1}
-        channel = connect(at, "server", "secret", client, rank=0)
-        assert channel.receive()[0].kind is MessageKind.WELCOME
-        channel.send(Message(MessageKind.SEGMENT, 0, body=pack_segment(0, 1 << 40)))
-        message, _ = channel.receive()
-        assert message.kind is MessageKind.FAILED
-        assert "no room for a segment of 1,099,511.6 MB" in unpack_json(message.body)["sentence"]
-        connect(at, "server", "secret", client | {"client": "d"}, rank=0).close()
-        listener.close()
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -473,23 +376,6 @@ def test_many_strangers_take_few_descriptors_and_keep_nobody_out(monkeypatch):
         for sock in silent:
             sock.close()
         listener.close()
-
-
-def test_who_speaks_another_protocol_is_named_with_its_address():
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        name = f"127.0.0.1:{other.getsockname()[1]}"
-
-        def say():
-            sock, _ = other.accept()
-            sock.sendall(
-                b"SSH-2.0-OpenSSH_9.2p1 Debian, and more than a header of ours has bytes" * 2
-            )
-            sock.recv(1 << 16)
-
-        threading.Thread(target=say, daemon=True).start()
-        said = rf"^serve at {name}: .* none of persia-runtime.*SSH-"
-        with pytest.raises(stop.PeerError, match=said):
-            connect(name, f"serve at {name}", "secret", {})
 
 
 def _socket_to(name: str) -> socket.socket:

@@ -3,12 +3,9 @@ sent again."""
 
 from __future__ import annotations
 
-import json
 import socket
-import sys
 import threading
 from contextlib import suppress
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -17,17 +14,14 @@ from hypothesis import strategies as st
 
 from runtime.hosts.launch import hosts
 from runtime.hosts.launch.process_config import ServerConfig
-from runtime.hosts.wire import peers
 from runtime.hosts.wire.channel import Channel
 from runtime.hosts.wire.connection import PeerGoneError
-from runtime.hosts.wire.coroutines import Future
 from runtime.hosts.wire.listener import Listener, Task
 from runtime.hosts.wire.messages import Message, MessageKind, pack_json, unpack_json
 from runtime.hosts.wire.peers import connect, listen, open_channel
 from runtime.hosts.wire.tls import Certificate, _made_now, named, sealed, unsealed
 from runtime.stop import PeerError
 from tests.runtime.hosts.served import SGD
-from tests.runtime.hosts.test_faults import until
 from tests.runtime.hosts.wire.broken_cables import HYBRID, SECRET, Proxy
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, run
 
@@ -54,42 +48,6 @@ def test_encrypted_runs_end_with_the_bytes_of_threads(over_tls, mode, tmp_path):
     assert {name[:4] for name in found.store._client._address.names} == {"tls:"}
     assert_same_bytes(expected, found)
     found.store.close()
-
-
-def test_two_threads_share_an_encrypted_connection_both_ways(over_tls):
-    """One sends and one receives at each end, more than any buffer holds."""
-    said = np.random.default_rng(0).bytes(3_000_001)
-    done, room = [], bytearray(len(said))
-
-    def echoes(channel: Channel, hello: Message, greeting: dict):
-        answers = threading.Thread(target=talks, args=(channel,))
-        answers.start()
-        for step in range(10):
-            message, _ = yield from channel.receiving(place=lambda m: [memoryview(room)])
-            done.append(message.step == step and room == said)
-        yield Future(lambda: not answers.is_alive() and not channel.outbox)
-
-    def talks(channel: Channel) -> None:
-        for step in range(10):
-            channel.send(Message(MessageKind.PUSH, 0, step), [memoryview(said)])
-
-    def hears(channel: Channel) -> None:
-        for step in range(10):
-            message, _ = channel.receive(place=lambda m: [memoryview(room)])
-            done.append(message.step == step and room == said)
-
-    sock, name = listen("tls:127.0.0.1:0")
-    listener = Listener(sock, SECRET, echoes, "the echo", tls=True)
-    threading.Thread(target=listener.serve_all, daemon=True).start()
-    here = connect(name, "the echo", SECRET, {})
-    sender = threading.Thread(target=talks, args=(here,))
-    sender.start()
-    hears(here)
-    sender.join()
-    until(lambda: len(done) == 20)
-    assert all(done)
-    here.close()
-    listener.close()
 
 
 @pytest.mark.parametrize("cut", ["before", "middle", "after"])
@@ -169,15 +127,6 @@ def test_who_stands_between_learns_nothing_and_lets_nobody_in():
         one.close()
 
 
-def test_who_does_not_encrypt_is_told_so(over_tls):
-    server = ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))
-    plain = hosts.ProcessHost("127.0.0.1:0", SECRET, tls=False)
-    threading.Thread(target=plain.serve, daemon=True).start()
-    with pytest.raises(PeerError, match="say --no-tls on both sides, or on none"):
-        hosts.HostedProcesses([server], [plain.name], SECRET)
-    plain.close()
-
-
 def test_who_does_not_encrypt_at_a_host_that_does_is_told_so():
     """Not that the host has ended: it closes a connection whose first word it cannot read."""
     sock, name = listen("tls:127.0.0.1:0")
@@ -186,33 +135,6 @@ def test_who_does_not_encrypt_at_a_host_that_does_is_told_so():
     with pytest.raises(PeerError, match=r"encrypts.*say --no-tls on both sides, or on none$"):
         connect(name.removeprefix("tls:"), "the host", SECRET, {}, remedy="; start it there first")
     is_encrypted.close()
-
-
-def test_who_listens_and_shakes_no_hands_is_told_apart_from_who_is_not_there(monkeypatch):
-    monkeypatch.setattr(peers, "RESUMED_WITHIN_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        name = f"tls:127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(PeerError, match="something listens there, and shakes no hands for TLS"):
-            connect(name, "the host", SECRET, {}, remedy="; start it there first")
-
-
-def test_a_first_handshake_that_is_cut_is_tried_again(monkeypatch):
-    """As any other connection that breaks."""
-    sock, name = listen("tls:127.0.0.1:0")
-    host = Listener(sock, SECRET, _hears_nothing, "the host", tls=True)
-    threading.Thread(target=host.serve_all, daemon=True).start()
-    left = [100, 100]
-    proxy = Proxy(name.removeprefix("tls:"), lambda message, size: None)
-    proxy._message = lambda source: _some(source, left)
-    proxy._cut = lambda message, size: size if message is None else None
-    connect(f"tls:{proxy.name}", "the host", SECRET, {}).close()
-    assert not left
-    proxy.close()
-    host.close()
-
-
-def _hears_nothing(channel: Channel, hello: Message, said: dict):
-    yield from channel.receiving()
 
 
 WORDS = st.text(max_size=40)
@@ -237,26 +159,6 @@ def test_a_seal_opens_for_one_secret_and_one_place_and_only_whole(data, secret, 
     ):
         with pytest.raises(ValueError, match="sealed"):
             unsealed(text, key, place)
-
-
-def test_a_config_that_was_sealed_for_one_connection_starts_nothing_over_another():
-    """Who has recorded it in plain and sends it again, behind a handshake of somebody else."""
-    config = json.dumps(asdict(ServerConfig(shard=0, shards=1, seed=0, tables=(SGD,))), default=str)
-    seal = sealed(config.encode(), SECRET, "config of server of an earlier connection")
-    process = hosts.HostedProcess("127.0.0.1", SECRET, "this connection", range(0), None)
-    with pytest.raises(ValueError, match="not for this place"):
-        process.start("server", np.frombuffer(seal, np.uint8))
-
-
-def test_both_ends_of_a_connection_know_what_the_two_have_drawn(over_tls):
-    host = hosts.HostedProcesses(
-        [ServerConfig(shard=k, shards=2, seed=0, tables=(SGD,)) for k in range(2)],
-        [over_tls],
-        SECRET,
-    )
-    drawn = {channel.session for channel in host._channels.values()}
-    assert len(drawn) == 2 and all(len(session) == 65 for session in drawn)
-    host.close()
 
 
 def test_a_certificate_that_is_given_is_the_one_that_clients_see(tmp_path, monkeypatch):
@@ -286,17 +188,6 @@ def test_a_file_without_a_certificate_and_its_key_is_refused_by_its_name(tmp_pat
         file.write_text(text.get(content, content))
     with pytest.raises(ValueError, match=rf"--certificate {file}.*PEM|--certificate {file} cannot"):
         Certificate(file)
-
-
-@pytest.mark.parametrize(
-    "call", [Certificate, lambda: sealed(b"", SECRET, ""), lambda: unsealed(b"", SECRET, "")]
-)
-def test_without_the_library_a_sentence_says_what_installs_it(monkeypatch, call):
-    for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(ValueError, match=r"pip install 'persia-testbed\[cluster\]'"):
-        call()
 
 
 def test_what_travels_in_plain_is_warned_of_and_loopback_is_plain(capfd):
