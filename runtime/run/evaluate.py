@@ -24,7 +24,7 @@ from runtime.data.source import Part, Source, parsed_by, rebatch
 from runtime.data.synthetic import SyntheticSource
 from runtime.embedding.batch_rows import ABSENT, Handle
 from runtime.embedding.worker import EmbeddingWorker
-from runtime.models.networks import batch_warnings, in_parts, is_imported
+from runtime.models.networks import batch_warnings, in_parts
 from runtime.rank.learner import Learner
 from runtime.run.scores import TaskScore, regression_score, score
 
@@ -154,13 +154,11 @@ def evaluate(
     layout = learner.layout
     scored = []
     counts = []
-    distances = np.zeros(len(layout.dense))
     first: Batch | None = None
     with evaluating(model), closing(worker.store.peek_all(held_out)) as handles:
         for handle in handles:
             batch = handle.batch
             first = batch if first is None else first
-            distances += np.abs(batch.dense).sum(0, dtype=np.float64)
             counts.append(_ids_and_rows(handle, len(layout.fields)))
             predicted = learner.predict(model, batch, worker.pool(handle))
             scored.append((predicted, batch.labels, layout.groups(batch)))
@@ -192,9 +190,7 @@ def evaluate(
             tasks[name] = score(of_task, predicted, of_groups, of_weight, of_known)
 
     # What looks wrong, and how many ids had a row.
-    health = _health(worker, tasks, predictions, learner.config.model.name)
-    if health:
-        health += _far_from_one(dict(zip(layout.dense, distances / len(labels), strict=True)))
+    health = _health(worker, tasks, predictions)
     if first is not None:
         health += by_its_batch(learner, model, worker, first, predictions)
     of_fields = zip(layout.fields, np.sum(counts, axis=0).tolist(), strict=True)
@@ -279,7 +275,6 @@ def _ids_and_rows(handle: Handle, fields: int) -> np.ndarray:
 
 _MOST_NAMED = 8
 _HALF = 0.5
-_FAR = 100.0
 
 
 def row_share_lines(shares: Mapping[str, float], part: str) -> list[str]:
@@ -333,23 +328,8 @@ def best_reachable_auc(source: Source, rows: int | None, part: Part = "test") ->
     return score(of_labels, truths).auc
 
 
-def _far_from_one(distances: Mapping[str, float]) -> list[str]:
-    """A warning about dense features whose numbers are too large for a network to learn from;
-    ``distances``: of each, how far it is from 0 on average."""
-    far = [name for name, distance in distances.items() if distance > _FAR]
-    if not far:
-        return []
-    names = ", ".join(far[:_MOST_NAMED]) + (", ..." if len(far) > _MOST_NAMED else "")
-    hold = "holds" if len(far) == 1 else "hold"
-    first = distances[far[0]]
-    return [
-        f"{names} {hold} numbers far from 1 ({first:.3g} from 0 on average): bring them near it,"
-        " by log = true in the schema or by a unit of their own"
-    ]
-
-
 def _health(
-    worker: EmbeddingWorker, tasks: dict[str, TaskScore], predictions: np.ndarray, network: str
+    worker: EmbeddingWorker, tasks: dict[str, TaskScore], predictions: np.ndarray
 ) -> list[str]:
     # What makes each task's score meaningless, the likeliest cause first.
     result = []
@@ -379,13 +359,8 @@ def _health(
                 " and does what is evaluated share ids with the training part?"
             )
         elif figures.log_loss > 1.05 * figures.trivial_log_loss:
-            low = predictions[:, k].min()
-            high = predictions[:, k].max()
             why = "overfitted, or learning rates too high"
-            if low >= 0.5 and high <= 0.732:  # the sigmoid of what a sigmoid gives
-                why = f"all predictions lie in {low:.3f} to {high:.3f}: too few steps to learn the"
-                why += " rate, or a sigmoid: give logits" if is_imported(network) else " rate"
-            elif not 0.5 <= figures.calibration <= 2:  # far from the rate itself
+            if not 0.5 <= figures.calibration <= 2:  # far from the rate itself
                 mean = figures.calibration * figures.label_rate
                 why = f"predictions are {mean:.3g} on average, labels {figures.label_rate:.3g}:"
                 why += " too few steps to learn the rate, or learning rates too high"

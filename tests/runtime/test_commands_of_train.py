@@ -278,3 +278,20 @@ def test_a_terminal_sees_the_loss_and_the_auc_as_they_come(tmp_path):
     os.close(mine)
     assert run.returncode == 0, seen
     assert re.search(rb"samples/s, loss=0\.\d{4}, AUC=0\.\d{4}\]", seen), seen
+
+
+def test_names_in_a_schema_never_steer_the_terminal(tmp_path, capsys, refused):
+    rows = "".join(f"{k % 7},{k % 2}\n" for k in range(300))
+    (tmp_path / "rows.csv").write_text("user,label\n" + rows)
+    schema = tmp_path / "mine.toml"
+    schema.write_text(
+        'name = "a\\u001b[2Jb"\nfile = "rows.csv"\ntasks = ["t\\u001b[1mx"]\n'
+        '[split]\ntest_fraction = 0.3\n[[columns]]\nname = "user"\n'
+    )
+    words = ["--data.name", str(schema), "--steps", "2", "--out", str(tmp_path / "run")]
+    assert main(["train", *words]) == 0
+    told = capsys.readouterr()
+    assert "a\\x1b[2Jb: test" in told.err + told.out and "t\\x1b[1mx" in told.out
+    assert "\x1b" not in told.err + told.out
+    schema.write_text('name = "\\u001b[2J"\nfil = "rows.csv"\n')
+    assert "\x1b" not in refused("train", *["--data.name", str(schema)])

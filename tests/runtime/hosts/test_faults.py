@@ -20,11 +20,14 @@ from runtime import stop
 from runtime.embedding.server_rules import ServerRules
 from runtime.executors.open import assemble_for
 from runtime.executors.threads import ConcurrentRun
+from runtime.hosts import row_processes
 from runtime.hosts.rows import client
 from runtime.hosts.rows.client import ServerClient
+from runtime.hosts.rows.served_shard import ServedShard
+from runtime.hosts.wire import peers
 from runtime.stop import PeerError
-from tests.runtime.hosts.served import batch_of, served
-from tests.runtime.worlds import ArraySource, config, run
+from tests.runtime.hosts.served import SGD, batch_of, served
+from tests.runtime.worlds import ArraySource, config, on_engine, run
 
 SOURCE = ArraySource(300)
 
@@ -202,3 +205,23 @@ def test_servers_go_when_their_store_goes():
     use()
     gc.collect()
     assert not any(map(lives, processes))
+
+
+def test_many_processes_on_few_cores_may_be_silent_for_longer(monkeypatch):
+    """16 ranks and 64 servers on two cores: two minutes, also at the servers; a few: as ever."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (40.0, 0.0, 0.0))
+    assert peers.crowding(4) == 5.0, "all others on the host count, too"
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    assert [peers.crowding(n) for n in (1, 8, 12, 48, 80)] == [1.0, 1.0, 1.5, 6.0, 6.0]
+    for servers, ranks, times in ((2, 2, 1.0), (64, 16, 6.0)):
+        settings = config(mode="hybrid", tau=2, ranks=ranks, **on_engine("processes", servers))
+        made, *_ = row_processes._server_configs(settings, ArraySource(1).layout, [SGD])
+        shard = ServedShard(made)
+        assert shard.peers.patience_s == shard.stop.patience_s == times * peers.STUCK_S
+
+        # A host that becomes busy later: whoever waits looks at it again.
+        with monkeypatch.context() as later:
+            later.setattr(os, "getloadavg", lambda: (40.0, 0.0, 0.0))
+            assert shard.peers.patience_s == max(times, 5.0) * peers.STUCK_S
