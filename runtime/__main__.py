@@ -72,9 +72,9 @@ COMMANDS = {
     "export": "model_commands:export",
     "serve": "hosts.launch.hosts:run",
     "resize": "hosts.resize:resize",
-    "profile": "model_commands:profile",
+    "profile": "profiling.command:profile",
     "describe": "describe_command:describe",
-    "data": "data.download:run",
+    "data": "preparing.download:run",
 }
 """Module and function of each."""
 LOAD_TORCH = {"train", "evaluate", "predict", "export", "profile", "describe"}

@@ -22,8 +22,9 @@ from types import FrameType
 
 from tests.tree import PACKAGES, ROOT
 
-ANNEXES = ("runtime/hosts", "persia_sim/sharded")
-"""What only runs over several processes and hosts, and systems with their tables on GPUs."""
+ANNEXES = ("runtime/hosts", "runtime/preparing", "runtime/profiling", "persia_sim/sharded")
+"""What only runs over several processes and hosts, commands on data before a run and on the costs
+of a machine, and systems with their tables on GPUs."""
 LEAST_LINES_OF_A_TWIN = 2
 TRACED_STEP, STEPS = 20, 40
 

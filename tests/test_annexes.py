@@ -84,9 +84,11 @@ TRAIN = "runtime train --data.name synthetic --steps 2 --test-rows 50 --executor
     [
         (f"{TRAIN} --servers 2", {}, "runtime.hosts"),
         (TRAIN, {"WORLD_SIZE": "2", "RANK": "0"}, "runtime.hosts"),
+        ("runtime data list", {}, "runtime.preparing"),
+        ("runtime profile", {}, "runtime.profiling"),
         ("persia_sim size --samples-per-s 1e5", {}, "persia_sim.sharded"),
     ],
-    ids=["servers", "torchrun", "size"],
+    ids=["servers", "torchrun", "data", "profile", "size"],
 )
 def test_what_was_left_out_is_named_in_a_sentence(words, variables, lacks, core):
     done = done_by(core, *words.split(), **variables)

@@ -26,10 +26,11 @@ from experiments.study_file import read_study
 from persia_sim.cli.example import write_examples
 from runtime import model_commands, train_options
 from runtime.config import TrainConfig, read_config
-from runtime.data import download
 from runtime.data.schema import read_schema
 from runtime.hosts import resize
 from runtime.hosts.launch import hosts
+from runtime.preparing import download
+from runtime.profiling import command as profiling
 from tests.conftest import LAWS
 from tests.house import texts, typed_numbers
 from tests.tree import PACKAGES, ROOT
@@ -171,6 +172,7 @@ def test_every_command_line_is_one_that_the_parser_takes(command, monkeypatch, t
     for reader in (
         simulator,
         model_commands,
+        profiling,
         download,
         hosts,
         resize,

@@ -28,7 +28,7 @@ ROOMS = {
         "files", "stop", "object_store", "store_claim", "data", "embedding", "process", "config",
         "models", "dense", "rank", "checkpoint", "executors", "run", "serving", "inference",
         "model_commands", "guarded", "train_options", "hosts", "train_command", "describe_command",
-        "__main__",
+        "preparing", "profiling", "__main__",
     ],
     "experiments": [
         "catalogue", "options", "statistics", "tables", "targets", "result_cache", "points",

@@ -33,7 +33,7 @@ from experiments.validating.profiling import (
 )
 from persia_sim.base.schema import Within, parse
 from persia_sim.base.vocabulary import Mode
-from runtime.run.laws import LawPoint
+from runtime.profiling.laws import LawPoint
 
 RESULTS = "measured.jsonl"
 PREDICTIONS = "predictions.json"

@@ -212,7 +212,7 @@ _FEW_STEPS = 60
 @cache
 def _counted(bag: int, size: int, ranks: int, steps: int) -> tuple[float, float, float]:
     """Ids and distinct ids of a batch, and the share of the latter whose rows are made."""
-    from runtime.run.stage_times import count_ids  # late: loads the kernels
+    from runtime.profiling.stage_times import count_ids  # late: loads the kernels
 
     batches = rebatch(Case(bag=bag).source().chunks("train"), size)
     counts = count_ids(islice(batches, steps * ranks))

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from persia_sim.base.vocabulary import Mode
-from runtime.run.stage_times import STAGES, Stages
+from runtime.profiling.stage_times import STAGES, Stages
 
 _SWEEPS = 60
 

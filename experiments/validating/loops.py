@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from runtime.run.laws import LawPoint
+from runtime.profiling.laws import LawPoint
 
 NUMBERS = tuple(2**exponent for exponent in (14, 16, 18, 20, 21))
 ASKED_S = (0.001, 0.002, 0.005, 0.01, 0.02)

@@ -30,8 +30,8 @@ from experiments.validating.schedule import Schedule, contended
 from experiments.validating.stages import costs_by_law
 from persia_sim.base.files import atomic_write
 from persia_sim.base.rules import require
-from runtime.run.laws import LawPoint
-from runtime.run.stage_times import STAGES, Stages, parts_of
+from runtime.profiling.laws import LawPoint
+from runtime.profiling.stage_times import STAGES, Stages, parts_of
 
 GOALS = {"mean": 0.06, "largest": 0.20, "knee": 1.0, "histogram": 0.05, "bytes": 0.01}
 """Errors of throughput, of a knee in steps of tau, of a histogram of staleness in total variation,

@@ -29,8 +29,8 @@ from experiments.validating.stages import (
     step_durations_of,
 )
 from persia_sim.base.staleness import staleness_in_steps
-from runtime.run.laws import LawPoint, LinearLaw, fit_law
-from runtime.run.stage_times import (
+from runtime.profiling.laws import LawPoint, LinearLaw, fit_law
+from runtime.profiling.stage_times import (
     OF_A_MODE,
     STAGES,
     Drawn,

@@ -31,7 +31,7 @@ from persia_sim.presets.catalogue import this_host
 from persia_sim.presets.costs import CATALOGUE
 from persia_sim.report.measure import rank_durations, steady_steps, throughput
 from persia_sim.report.row_staleness import staleness
-from runtime.run.stage_times import Stages
+from runtime.profiling.stage_times import Stages
 
 _AN_ANSWER = 1e-6  # bytes: the simulator takes none at all for a push, which is not answered
 _BUFFERS = ("forwarded", "on_gpu", "backward", "copied_back")  # between a rank's threads

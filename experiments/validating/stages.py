@@ -20,8 +20,8 @@ import numpy as np
 
 from persia_sim.base.vocabulary import Mode, Stage
 from runtime.embedding.server import READ, REFRESH
-from runtime.run.laws import LinearLaw
-from runtime.run.stage_times import OF_A_MODE, STAGES, Stages, TimedSpan, TimedSpans
+from runtime.profiling.laws import LinearLaw
+from runtime.profiling.stage_times import OF_A_MODE, STAGES, Stages, TimedSpan, TimedSpans
 
 STAGE_OF_CALL = {"look_up": READ, "look_up_ahead": READ, "bring_up_to_date": REFRESH}
 

@@ -39,8 +39,8 @@ class Publication(Checked):
     first_day: int | None = None
     """Rows of an earlier day (yyyymmdd in the column `date`) are left out."""
     values_sha256: str | None = None
-    """Checksum of the values (`runtime.data.download.values_sha256`) with which the stored results
-    of this project were made, where there are such."""
+    """Checksum of the values (`runtime.preparing.download.values_sha256`) with which the stored
+    results of this project were made, where there are such."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,9 @@ from experiments.validating.profiling import (
 from experiments.validating.schedule import schedule
 from experiments.validating.stages import costs_by_law, step_durations_of
 from persia_sim.base.vocabulary import Mode, Stage
-from runtime.run.laws import LawPoint
-from runtime.run.stage_times import STAGES as NAMES
-from runtime.run.stage_times import StageTimes, TimedSpan
+from runtime.profiling.laws import LawPoint
+from runtime.profiling.stage_times import STAGES as NAMES
+from runtime.profiling.stage_times import StageTimes, TimedSpan
 from tests.experiments.test_validate import MS, NO_PYTHON, STAGES, flat_laws
 
 

@@ -17,8 +17,8 @@ from experiments.validating.profiling import MeasuredRun, ProfileRun, fit_profil
 from experiments.validating.schedule import contended, schedule
 from experiments.validating.stages import TERMS, Costs, costs_by_law
 from persia_sim.base.vocabulary import Mode
-from runtime.run.laws import LawPoint, LinearLaw
-from runtime.run.stage_times import OF_A_MODE, StageTimes, parts_of
+from runtime.profiling.laws import LawPoint, LinearLaw
+from runtime.profiling.stage_times import OF_A_MODE, StageTimes, parts_of
 
 MS = 1e-3
 STAGES = {

@@ -238,7 +238,7 @@ def test_a_missing_or_broken_profile_says_what_to_do(tmp_path):
 def test_what_the_runtime_measures_is_what_the_simulator_computes_with(tmp_path, monkeypatch):
     """End to end: measure, write, read, simulate; a step takes the rate of the file."""
     pytest.importorskip("torch")
-    from runtime.run import profile as measuring
+    from runtime.profiling import profile as measuring
     from runtime.run.folder import write_json
 
     monkeypatch.setattr(measuring, "BATCHES", (16, 64))

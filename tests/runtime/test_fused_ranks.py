@@ -54,7 +54,7 @@ def test_float32_is_the_same_within_1e_6_in_norm_after_10_steps(mode, dense):
     assert 0 < relative < 1e-6
 
 
-@pytest.mark.parametrize("mode", MODES[:1])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.law14
 def test_order_and_trace_are_those_of_the_ranks(mode):
     apart, fused = pair(ArraySource(24 * 20 - 7), **MODES[mode])

@@ -26,14 +26,14 @@ from runtime.data.open import open_source
 from runtime.embedding.config import TableConfig
 from runtime.embedding.native.store import use_threads
 from runtime.executors.threads import ConcurrentRun
-from runtime.model_commands import describe_profile
+from runtime.profiling import profile as measuring
+from runtime.profiling.command import describe_profile
+from runtime.profiling.laws import LawPoint, Measurement
+from runtime.profiling.stage_times import Drawn
 from runtime.rank import learner as learner_module
 from runtime.rank.components import assemble
 from runtime.rank.staging import StreamStaging
-from runtime.run import profile as measuring
 from runtime.run.folder import write_json
-from runtime.run.laws import LawPoint, Measurement
-from runtime.run.stage_times import Drawn
 from tests.runtime.test_staging import LateStreams
 
 TINY = ["--dim", "4", "--hidden", "8", "--data", "synthetic:criteo-ad:0.0001"]

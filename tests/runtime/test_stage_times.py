@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.run.laws import LawPoint, fit_law
-from runtime.run.stage_times import TimedSpan, measured_stages, parts_of, spread_of
+from runtime.profiling.laws import LawPoint, fit_law
+from runtime.profiling.stage_times import TimedSpan, measured_stages, parts_of, spread_of
 
 MS = 1e-3
 

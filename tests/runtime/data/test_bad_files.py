@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.__main__ import main
-from runtime.data.check import check
 from runtime.data.errors import DataError, OpenQuotes
 from runtime.data.open import open_source
+from runtime.preparing.check import check
 
 SCHEMA = """
 name = "s"

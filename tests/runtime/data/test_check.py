@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime.__main__ import main
-from runtime.data.check import check
 from runtime.data.open import open_source
 from runtime.data.split import CODES
+from runtime.preparing.check import check
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEADER, *CLICKS = (EXAMPLES / "clicks.csv").read_text().splitlines()[:2001]

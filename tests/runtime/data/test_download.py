@@ -15,11 +15,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from runtime.data import download
 from runtime.data.catalogue import Publication
-from runtime.data.download import extract, get, publication
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
+from runtime.preparing import download
+from runtime.preparing.download import extract, get, publication
 
 # Small archives in the publishers' formats, served from this machine; every row is made up here.
 

@@ -136,7 +136,7 @@ def test_a_group_that_cannot_be_is_refused(folder, text, told):
 
 
 @pytest.mark.parametrize(
-    "loaders", [["--executor", "concurrent", "--loaders", "1"]], ids=["", "loaders"]
+    "loaders", [["--executor", "concurrent", "--loaders", "1"]], ids=["loaders"]
 )
 def test_a_run_is_judged_within_groups_that_it_does_not_read(tmp_path, loaders, capsys):
     schema = write_clicks(tmp_path)

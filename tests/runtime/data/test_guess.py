@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from runtime.__main__ import main
 from runtime.data.errors import DataError
-from runtime.data.guess import guessed
 from runtime.data.open import open_source
 from runtime.data.schema import read_schema
+from runtime.preparing.guess import guessed
 
 CLICKS = Path(__file__).parents[3] / "examples" / "clicks.csv"
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), max_size=6)
@@ -339,7 +339,7 @@ def test_a_schema_written_elsewhere_is_told_the_path_of_its_table(tmp_path, monk
 def test_the_split_is_of_all_rows_where_only_the_first_are_looked_at(
     tmp_path, monkeypatch, name, as_date
 ):
-    monkeypatch.setattr("runtime.data.guess.ROWS", 100)
+    monkeypatch.setattr("runtime.preparing.guess.ROWS", 100)
     days = [1 + k // 25 for k in range(400)]  # the first 100 rows are the first 4 of 16 days
     times = [f"2026-03-{day:02d}" if as_date else day for day in days]
     table = pd.DataFrame({"day": times, "user": "u1", "clicked": [k % 2 for k in range(400)]})

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime.data.catalogue import CATALOGUE, FOLDER
-from runtime.data.download import run
 from runtime.data.errors import DataError
 from runtime.data.open import open_source
 from runtime.data.schema import read_schema
 from runtime.data.split import Split
+from runtime.preparing.download import run
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +194,7 @@ def test_getting_says_where_the_data_lies(tmp_path, capsys):
 
 def test_choosing_data_loads_no_heavy_package():
     code = (
-        "import sys, runtime.data.open, runtime.data.download; "
+        "import sys, runtime.data.open, runtime.preparing.download; "
         "print(sorted({'torch', 'pandas', 'pyarrow', 'sklearn'} & set(sys.modules)))"
     )
     root = Path(__file__).parents[3]

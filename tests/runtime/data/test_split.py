@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.data.check import check
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
 from runtime.data.open import open_source
 from runtime.data.rows import at_least, threshold_of
 from runtime.data.schema import Column, Schema
 from runtime.data.split import Split
+from runtime.preparing.check import check
 
 PARTS: tuple[Any, ...] = ("train", "validation", "test")
 

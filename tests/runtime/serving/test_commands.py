@@ -156,7 +156,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("edit", [name for name in EDITS if name != "split"])
-@pytest.mark.parametrize("anew", [False], ids=["the run's own", "--data"])
+@pytest.mark.parametrize("anew", [False], ids=["the run's own"])
 def test_a_model_is_not_judged_on_columns_that_mean_something_else(
     own, edit, anew, tmp_path, refused
 ):

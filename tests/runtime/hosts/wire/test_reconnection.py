@@ -293,7 +293,7 @@ def test_a_connection_that_is_not_made_again_ends_the_run_in_a_sentence(monkeypa
         assert "embedding server 0 (pid" in str(stop.error)
 
 
-@pytest.mark.parametrize("kind", [Kinds.CALL], ids=["greeting", "answer"])
+@pytest.mark.parametrize("kind", [Kinds.CALL], ids=["answer"])
 @pytest.mark.law12
 def test_what_takes_long_is_waited_for_no_longer_than_signs_of_life_come(kind, monkeypatch):
     """The writing of a checkpoint asks for no stop of the run, and over a connection of its own:

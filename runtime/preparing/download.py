@@ -349,7 +349,7 @@ def run(arguments: Sequence[str]) -> None:
         options = read_options(Get, words, command)
         _fetch(options.name, options.to)
     elif verb == "schema":
-        from runtime.data.guess import guessed
+        from runtime.preparing.guess import guessed
 
         table = read_options(Guess, words, command)
         print(guessed(table.file, table.delimiter), end="")
@@ -365,9 +365,9 @@ VERBS = "list | get NAME | schema FILE | check SCHEMA"
 
 
 def _check(options: Check) -> None:
-    from runtime.data.check import check, report_text
     from runtime.data.files import FileSource
     from runtime.data.open import open_source
+    from runtime.preparing.check import check, report_text
 
     if options.name.partition(":")[0] == "synthetic":
         raise DataError(f"{options.name} is made on the fly: it has no columns to check")

@@ -27,11 +27,7 @@ from runtime.embedding.config import TableConfig
 from runtime.embedding.native.plan import Pooling
 from runtime.embedding.native.store import NativeStore, use_threads
 from runtime.embedding.server import READ
-from runtime.rank.components import assemble
-from runtime.rank.learner import Gradients, Learner
-from runtime.rank.staging import Staged, StreamStaging, open_staging
-from runtime.run.folder import environment
-from runtime.run.laws import (
+from runtime.profiling.laws import (
     LawPoint,
     Measurement,
     fit,
@@ -40,8 +36,12 @@ from runtime.run.laws import (
     fit_reads,
     median_of,
 )
-from runtime.run.process_costs import RANKS, REPEATS, SUMMED_BYTES, server_calls, summed
-from runtime.run.stage_times import Drawn, count_ids, measured_stages, timed_run
+from runtime.profiling.process_costs import RANKS, REPEATS, SUMMED_BYTES, server_calls, summed
+from runtime.profiling.stage_times import Drawn, count_ids, measured_stages, timed_run
+from runtime.rank.components import assemble
+from runtime.rank.learner import Gradients, Learner
+from runtime.rank.staging import Staged, StreamStaging, open_staging
+from runtime.run.folder import environment
 
 SCHEMA = 3
 Precision = Literal["float32", "tf32", "bfloat16"]

@@ -24,8 +24,8 @@ from runtime.embedding.native.plan import Pooling
 from runtime.embedding.store import EmbeddingStore
 from runtime.executors.open import rows_of
 from runtime.process import enter_process, fork_server
+from runtime.profiling.laws import Measurement, median_of
 from runtime.rank.components import tables_of
-from runtime.run.laws import Measurement, median_of
 from runtime.stop import Stop
 
 REPEATS = 15

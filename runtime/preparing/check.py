@@ -9,7 +9,6 @@ import numpy as np
 from runtime.data.convert import Values, column_values, label_values
 from runtime.data.errors import DataError
 from runtime.data.files import FileSource
-from runtime.data.guessed_column import known_too_late
 from runtime.data.ids import MISSING
 from runtime.data.rows import (
     Rows,
@@ -19,6 +18,7 @@ from runtime.data.rows import (
 from runtime.data.schema import Schema
 from runtime.data.split import CODES, UNPLACED
 from runtime.data.table import open_table
+from runtime.preparing.guessed_column import known_too_late
 
 MOST_IDS = 20_000_000
 """Distinct ids of a column that are remembered; of a column with more, those of the first rows."""

@@ -15,16 +15,6 @@ import numpy as np
 from persia_sim.base.files import toml_value
 from persia_sim.base.rules import printable
 from runtime.data.errors import DataError
-from runtime.data.guessed_column import (
-    ABSENT,
-    AFTERWARDS,
-    LIST_SHARE,
-    NUMBER,
-    GuessedColumn,
-    is_day,
-    known_too_late,
-    looked_at,
-)
 from runtime.data.rows import (
     distinct,
     is_list,
@@ -35,6 +25,16 @@ from runtime.data.rows import (
 )
 from runtime.data.schema import is_parquet
 from runtime.data.table import TableFile
+from runtime.preparing.guessed_column import (
+    ABSENT,
+    AFTERWARDS,
+    LIST_SHARE,
+    NUMBER,
+    GuessedColumn,
+    is_day,
+    known_too_late,
+    looked_at,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

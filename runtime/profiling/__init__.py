@@ -1,0 +1,1 @@
+"""What each stage costs on this machine, measured for the simulator."""
