@@ -191,7 +191,7 @@ def changed_state(run, where, value):
         ("servers", [{}, {}, {}]), ("servers.0.version", "x"), ("servers.0.updates", -1),
         ("servers.0.row_staleness", [1]), ("servers.0.row_staleness", "x"),
         ("learner", {}),
-        ("learner", 5), ("learner.scale.value", "x"), ("learner.scale.value", -1.0),
+        ("learner", 5), ("learner.drew_unseeded", "x"),
         ("learner.rows", {"a": 5}), ("meter", {}), ("meter", "x"), ("meter.losses.sums", ["x"]),
         ("meter.instants.last", [1]), ("meter.instants.kept", [[1, 2, 3]]), ("history", {"x": 1}),
         ("history", {"wall_s": "x"}), ("history.checkpoints_written", -1), ("files", {}),

@@ -159,7 +159,7 @@ def test_a_full_disk_ends_in_that_failure_and_leaves_no_part_of_a_checkpoint(sma
         assert (left / "state.json").exists()
 
 
-@pytest.mark.parametrize("name", ["hybrid"])
+@pytest.mark.parametrize("name", ["threads"])
 def test_a_run_that_is_interrupted_before_its_first_step_says_so(name, tmp_path):
     """It ends as other interrupted ones do, and a later one in its folder is not disturbed."""
     chosen, ending = synthetic(ranks=2, batch=4, **MODES[name]), Ending()

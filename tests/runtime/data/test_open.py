@@ -45,7 +45,7 @@ def test_a_column_in_a_schema_file_may_be_a_name_alone(tmp_path):
 
 
 def test_every_schema_of_the_catalogue_is_sound():
-    assert len(CATALOGUE) == len(list(FOLDER.iterdir())) == 18
+    assert len(CATALOGUE) == len(list(FOLDER.iterdir())) == 17
     for name, ready in CATALOGUE.items():
         schema, features = ready(), {c.name for c in ready().columns}
         assert schema.name == name

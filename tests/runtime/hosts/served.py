@@ -93,7 +93,7 @@ def kill_as_it_writes(patch, shard: int, kill: Callable[[], None], nth: int = 1)
     def spied(store, verb, **said):
         calls.append(verb)
         if verb is write_rows and calls.count(write_rows) == nth:
-            os.mkfifo(f"{said['folder']}/{said['part']}-shard-{shard:04d}.rows.tmp")
+            os.mkfifo(f"{said['folder']}/{said['save']}-shard-{shard:04d}.rows.tmp")
             threading.Thread(target=kill_when_asked, args=(store._client.waits,)).start()
         return at_each_server(store, verb, **said)
 

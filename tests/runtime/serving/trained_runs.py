@@ -62,7 +62,6 @@ def checkpoint_of(world: World, folder: Path, *, layout: bool = True) -> Checkpo
         facts={"ranks": 1, "shards": store.shards, "data_sha256": ""},
         servers=store.server_counters(),
         learner={
-            "scale": learner.scale.state_dict(),
             "drew_unseeded": learner.drew_unseeded,
             "rows": world.worker.state_dict(),
         },

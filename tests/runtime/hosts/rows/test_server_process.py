@@ -258,9 +258,9 @@ def test_a_server_writes_below_the_folder_of_its_run_alone_and_says_if_it_cannot
         assert not list(run.iterdir())
         with pytest.raises(ValueError, match=r"server 0 \(pid \d+\) on host .*No such file"):
             found.store.at_each_server(see_folder, mark=str(run / "never"))
-        for folder, part in ((tmp_path, "0"), (run / "..", "0"), (run, "../0"), ("/tmp", "0")):
+        for folder, save in ((tmp_path, "0"), (run / "..", "0"), (run, "../0"), ("/tmp", "0")):
             with pytest.raises(OSError, match="writes only below the folder of its run"):
-                found.store.at_each_server(write_rows, folder=str(folder), part=part)
+                found.store.at_each_server(write_rows, folder=str(folder), save=save)
 
 
 @pytest.mark.law13
