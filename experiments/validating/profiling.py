@@ -1,7 +1,8 @@
 """The profile of this host: short runs of sync with one rank, in two configurations.
 
-What a stage costs comes from runs by themselves (`runtime/profiling/stage_times.py`). What ranks cost
-each other by being on one host comes from two such runs at once, which know nothing of each other.
+What a stage costs comes from runs by themselves (`runtime/profiling/stage_times.py`). What ranks
+cost each other by being on one host comes from two such runs at once, which know nothing of each
+other.
 """
 
 from __future__ import annotations
