@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from tests.tree import PACKAGES, ROOT
+from tests.tree import PACKAGES, ROOT, parsed
 
 ANNEXES = ("runtime/hosts", "runtime/preparing", "runtime/profiling", "persia_sim/sharded")
 """What only runs over several processes and hosts, commands on data before a run and on the costs
@@ -83,7 +83,7 @@ def names_a_mode(node: ast.AST) -> bool:
 
 def files_that_name_a_mode() -> list[Path]:
     """Files of the packages that name a mode: as a preset, or to ask which one it is."""
-    return [path for path in python_files(*PACKAGES) if names_a_mode(ast.parse(path.read_text()))]
+    return [path for path in python_files(*PACKAGES) if names_a_mode(parsed(path))]
 
 
 def questions_for_the_name_of_a_mode() -> list[str]:
@@ -91,7 +91,7 @@ def questions_for_the_name_of_a_mode() -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in files_that_name_a_mode()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if (isinstance(node, ast.Compare) and names_a_mode(node))
         or (isinstance(node, ast.match_case) and names_a_mode(node.pattern))
         or (isinstance(node, ast.Subscript) and names_a_mode(node.slice))
@@ -111,7 +111,7 @@ def twins(*folders: str) -> list[list[str]]:
     """Functions of two lines or more whose arguments and bodies are equal."""
     places: dict[str, list[str]] = collections.defaultdict(list)
     for path in python_files(*folders):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 if (

@@ -142,6 +142,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.long
 def test_both_halves_follow_when_the_vocabulary_changes():
     """One place: a number written a second time would stay behind."""
     ran = subprocess.run([sys.executable, "-c", CHANGED], capture_output=True, text=True)

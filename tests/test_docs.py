@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import importlib
 import re
@@ -60,8 +59,7 @@ def mentioned(pattern: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def functions(path: str) -> set[str]:
-    nodes = ast.parse((ROOT / path).read_text()).body
-    return {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    return set(re.findall(r"^def (\w+)", (ROOT / path).read_text(), flags=re.M))
 
 
 def test_every_file_that_a_text_names_is_there():

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tree import parsed
+
 ROOT = Path(__file__).parent.parent
 FORBIDDEN = {
     "persia_sim": {"torch", "runtime", "experiments", "paper_figs"},
@@ -48,7 +50,7 @@ alone lead upward."""
 @cache
 def imported_modules(file: Path) -> frozenset[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             found.update(name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -169,7 +171,7 @@ def imports_that_run(file: Path) -> Iterator[tuple[str, str]]:
             inner = child.name if isinstance(child, ast.FunctionDef) else function
             yield from visit(child, inner)
 
-    return visit(ast.parse(file.read_text()), "")
+    return visit(parsed(file), "")
 
 
 def test_the_core_of_the_runtime_reaches_its_annexe_by_the_doors_alone():
@@ -194,7 +196,7 @@ MOST_LINES_OF_A_FUNCTION = 80
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_function_is_seen_whole(package):
     for file in (ROOT / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.FunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 assert lines <= MOST_LINES_OF_A_FUNCTION, f"{file}: {node.name} has {lines} lines"

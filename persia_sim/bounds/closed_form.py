@@ -188,16 +188,14 @@ def _with_rounds(step_s: float, scenario: Scenario, need: Demand) -> float:
     """
     rounds = scenario.rounds
     steps = scenario.steps
-    every_s = max(rounds.period_s, need.averaging_s)
-    stall_s = rounds.stall_share * need.averaging_s
     begun = -1.0
     least_s = steps * step_s
     for _ in range(10_000):  # each turn finds the rounds of a longer run, and ever fewer
-        count = max(0.0, (least_s - step_s) // every_s)
+        count = max(0.0, (least_s - step_s) // rounds.period_s)
         if count == begun:
             break
         begun = count
-        least_s = steps * step_s + stall_s * count
+        least_s = steps * step_s + need.averaging_s * count
     return least_s / steps
 
 

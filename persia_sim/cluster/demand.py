@@ -366,13 +366,11 @@ def _summed(scenario: Scenario) -> tuple[tuple[Bucket, ...], float]:
         averaging_s = sync.seconds(work.dense_bytes, *where) + sync.overhead_s
     rounds = scenario.rounds
     require(
-        not scenario.mode.averages_replicas
-        or rounds.stall_share * averaging_s < max(rounds.period_s, averaging_s)
-        or not averaging_s,
+        not scenario.mode.averages_replicas or averaging_s < rounds.period_s,
         "averaging.period_s",
         rounds.period_s,
         f"a round takes {averaging_s:.3g} s, so the replicas would be locked for ever",
-        "use a longer period or a smaller stall_share",
+        "use a longer period",
     )
     return buckets, averaging_s
 

@@ -103,17 +103,15 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Averaging:
-    """Background averaging of the dense replicas (async_averaging)."""
+    """Background averaging of the dense replicas (async_averaging). A replica is locked for a whole
+    round, and its rank's compute stands still."""
 
     period_s: float = DEFAULT_AVERAGE_EVERY_S
     """Simulated seconds between the starts of two rounds, > 0."""
-    stall_share: float = 1.0
-    """Share of a round in which the ranks' compute stands still (the replica is locked), [0, 1]."""
 
     def __post_init__(self) -> None:
         ok = 0 < self.period_s <= MOST_S
         require(ok, "average_every_s", self.period_s, f"must be > 0 and <= {MOST_S:g}")
-        require(0 <= self.stall_share <= 1, "averaging.stall_share", self.stall_share, "[0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

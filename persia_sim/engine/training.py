@@ -255,27 +255,24 @@ class FreeRunning:
 
 
 def average(world: World) -> Process:
-    """Rounds at their period, or one after the other where a round takes longer: every replica
-    enters, and leaves one all-reduce later."""
+    """Rounds at their period: every replica enters, and leaves one all-reduce later."""
     env = world.env
-    rounds = world.scenario.rounds
+    period_s = world.scenario.rounds.period_s
     duration = world.need.averaging_s
     number = 0
-    took_s = 0.0
 
-    # A round every period, or right after the last one where that took longer.
+    # A round every period.
     while number == 0 or env.peek() < inf:  # else nobody will do anything any more
-        yield max(0.0, rounds.period_s - took_s)
-        took_s = duration
+        yield period_s - (duration if number else 0.0)
 
         # All replicas enter at one instant and leave at another.
         for kind, wait in ((Kind.AVERAGE_READ, duration), (Kind.AVERAGE_WRITE, 0.0)):
             for r, rank in enumerate(world.ranks):
                 world.order.dense(kind, r, max(0, rank.trained - 1), number)
                 if kind is Kind.AVERAGE_READ and rank.computes:
-                    rank.stall_s += rounds.stall_share * duration
+                    rank.stall_s += duration
                 elif kind is Kind.AVERAGE_READ:  # it waits for a batch meanwhile
-                    rank.locked_until_s = env.now + rounds.stall_share * duration
+                    rank.locked_until_s = env.now + duration
 
             yield wait
         number += 1

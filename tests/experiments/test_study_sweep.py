@@ -120,23 +120,6 @@ def test_the_figure_has_a_dot_for_each_gap_under_what_it_is_held_against(ran):
     assert plt.imread(ran[0] / "tiny.png").std() > 0.01
 
 
-@pytest.mark.multiproc
-def test_from_python_and_as_json_it_is_the_same_table(ran, capsys, tmp_path):
-    out, _ = ran
-    (tmp_path / "tiny.toml").write_text(TINY)
-    frame = experiments.sweep(tmp_path / "tiny.toml", seeds=2, out=out)
-    rows = read_csv(out / "tiny.csv")
-    assert frame["line"].tolist() == [row["line"] for row in rows]
-    assert frame.gap.tolist()[1:6] == pytest.approx([float(row["gap"]) for row in rows[1:6]])
-    capsys.readouterr()
-    assert main(["sweep", str(tmp_path / "tiny.toml"), "--out", str(out), "--json"]) == 0
-    told = capsys.readouterr()
-    document = json.loads(told.out)
-    assert [one["auc"] for one in document] == pytest.approx([float(row["auc"]) for row in rows])
-    assert document[0]["gap"] is None and "24 done" in told.err
-    assert "sweep" in experiments.__all__
-
-
 def test_options_from_python_are_crossed_and_refused_as_typed_ones(tmp_path):
     study = {"line": [{"name": "sync"}]}
     with pytest.raises(ValueError, match=r"set has model\.lrr = 1.*did you mean"):

@@ -106,28 +106,21 @@ def test_shared_cards_bound_the_answer_unless_nothing_is_shared():
 
 
 def test_averaging_lengthens_the_step_by_its_share_of_time():
-    """Rounds of 9 s every 45 s, locked for all, half or none of it."""
-    for share, step in ((1.0, 12 / 0.8), (0.5, 12 / 0.9), (0.0, 12.0)):
-        rounds = Averaging(period_s=45.0, stall_share=share)
-        base = hand_scenario(Mode.ASYNC_AVERAGING, 2, averaging=rounds, steps=10_000)
-        assert answer(base).seconds["training loop"] == pytest.approx(step, rel=1e-3)
-    back_to_back = replace(base, averaging=Averaging(period_s=3.0, stall_share=0.25))
-    assert answer(back_to_back).seconds["training loop"] == pytest.approx(12 / 0.75, rel=1e-3)
+    """Rounds of 9 s every 45 s."""
+    rounds = Averaging(period_s=45.0)
+    base = hand_scenario(Mode.ASYNC_AVERAGING, 2, averaging=rounds, steps=10_000)
+    assert answer(base).seconds["training loop"] == pytest.approx(12 / 0.8, rel=1e-3)
     # Five steps of 12 s end at 60: one round has begun by then.
-    short = hand_scenario(Mode.ASYNC_AVERAGING, 2, averaging=Averaging(period_s=45.0), steps=5)
+    short = replace(base, steps=5)
     assert answer(short).seconds["training loop"] == pytest.approx((5 * 12 + 9) / 5)
 
 
 def test_rounds_that_would_lock_the_replicas_for_ever_are_refused():
-    """A round takes 9 s: every 9 s or less nothing is ever trained, unless it locks only a part."""
-    for period, share, refused in ((9.0, 1.0, True), (9.1, 1.0, False), (3.0, 0.9, False)):
-        rounds = Averaging(period_s=period, stall_share=share)
-        base = hand_scenario(Mode.ASYNC_AVERAGING, 2, averaging=rounds, steps=2)
-        if refused:
-            with pytest.raises(ValueError, match=r"averaging.period_s is 9\.0: a round takes 9 s"):
-                simulate(base)
-        else:
-            assert simulate(base).makespan_s > 2 * 12
+    """A round takes 9 s: every 9 s or less nothing is ever trained."""
+    base = hand_scenario(Mode.ASYNC_AVERAGING, 2, averaging=Averaging(period_s=9.0), steps=2)
+    with pytest.raises(ValueError, match=r"averaging.period_s is 9\.0: a round takes 9 s"):
+        simulate(base)
+    assert simulate(replace(base, averaging=Averaging(period_s=9.1))).makespan_s > 2 * 12
     alone = Averaging(period_s=1.0)
     assert simulate(hand_scenario(Mode.ASYNC_AVERAGING, averaging=alone)).makespan_s < 700
 
@@ -230,14 +223,3 @@ def test_a_wrong_constant_is_refused(field, value, rule):
         replace(sync(Algorithm.RING), **{field: value})
     least = replace(sync(Algorithm.RING), intra_latency_s=0.0, overhead_s=0.0, bucket_bytes=1)
     assert least.seconds(64.0, 2, 2) == 64 / 8
-
-
-def test_defaults_are_those_of_the_text():
-    """Buckets of 25 MiB as in PyTorch's DDP, nothing extra."""
-    plain = DenseSync(source="test")
-    assert (plain.bucket_bytes, plain.overhead_s) == (26_214_400, 0)
-    assert plain.algorithm is Algorithm.HIERARCHICAL
-
-
-def test_no_bucket_means_no_delay():
-    assert sync_delay(5.0, np.array([1.0]), np.array([4.0]), [], True, 0.0) == 0.0

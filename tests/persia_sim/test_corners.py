@@ -17,7 +17,6 @@ from persia_sim.cluster.costs import Law
 from persia_sim.cluster.demand import demand
 from persia_sim.cluster.incidents import SlowDown, Target
 from persia_sim.cluster.scenario import (
-    Averaging,
     DenseHome,
     Discipline,
     Noise,
@@ -56,22 +55,6 @@ def test_staleness_and_use_are_those_of_the_steady_steps():
     assert late.missing_steps.mean() < kept.mean() * 0.995  # the first lookups missed nothing
     # The utilisation law: what a step asks of a GPU, over the time that a step takes.
     assert found.use["GPU"] == pytest.approx(run.need.compute_s / step_time(run).mean)
-
-
-@pytest.mark.parametrize("stall_share", [0.5, 0.999])
-def test_rounds_longer_than_their_period_follow_each_other_to_the_end(stall_share):
-    """A step takes thousands of rounds and meets them all; the closed form bounds the run."""
-    slow = hand_costs(gpu_fixed_s=30_000.0 * (1 - stall_share) + 10)
-    rounds = Averaging(period_s=1.0, stall_share=stall_share)  # a round takes 9 s
-    base = hand_scenario(Mode.ASYNC_AVERAGING, 2, averaging=rounds, steps=3, costs=slow)
-    run = simulate(base, trace=True)
-    assert run.trace is not None
-    last = run.stamps[Mark.UPDATED].max()
-    begun = 1 + (last - 1.0) // 9
-    reads = sum(e.kind == Kind.AVERAGE_READ for e in run.trace)
-    assert reads / 2 == pytest.approx(begun, abs=12)  # pushes of the last step still come
-    assert last >= 3 * slow.gpu_fixed_s + stall_share * 9 * (begun - 2)
-    assert answer(base).step_s * 3 <= last
 
 
 def test_the_memory_of_worker_hosts_binds():
@@ -183,14 +166,13 @@ def test_one_step_has_no_step_time():
         step_time(simulate(hand_scenario(steps=1)))
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.HYBRID, Mode.ASYNC])
-def test_no_step_is_faster_than_its_bound_under_noise(mode, seed):
+def test_no_step_is_faster_than_its_bound_under_noise(mode):
     """The bound is of the times that the kept steps have drawn, here where compute binds."""
     costs = hand_costs(gpu_fixed_s=1000.0)
     for ranks in (1, 3):
         noise = Noise(gpu_cv=0.4, server_cv=0.5)
-        base = hand_scenario(mode, ranks, costs=costs, steps=30, noise=noise, seed=seed)
+        base = hand_scenario(mode, ranks, costs=costs, steps=30, noise=noise)
         found = report(simulate(base))
         assert found.step_s.mean >= found.bound.step_s * (1 - 1e-9)
         assert found.step_s.mean < found.bound.step_s * 1.3

@@ -268,7 +268,6 @@ def test_workers_that_are_waited_for_and_idle_need_what_the_report_says(options,
     ("slow", "mode", "hint", "least", "most"),
     [
         ("rank:0x10", Mode.HYBRID, "rank 0 (10 times): replace what is slow", 2, 3),
-        ("rank:0x10", Mode.SYNC, "rank 0 (10 times): replace what is slow", 1.5, 3),
         ("rank:0x10", Mode.ASYNC_AVERAGING, "rank 0 (10 times): nobody waits for it", 0.1, 0.15),
         ("worker:3x100", Mode.HYBRID, "worker 3 (100 times): replace what is slow", 3, 9),
         ("server:0x1000", Mode.HYBRID, "server 0 (1000 times): replace what is slow", 2, 9),

@@ -394,17 +394,3 @@ def slower(scenario: Scenario, factor: float) -> Scenario:
             ),
         ),
     )
-
-
-@given(contended())
-@pytest.mark.law7
-def test_time_in_flight_obeys_littles_law(scenario):
-    """Mean number in flight (from events) = rate x mean time in flight (from durations)."""
-    stamps = simulate(scenario).stamps
-    starts, ends = stamps[Mark.LOOKUP].ravel(), stamps[Mark.APPLIED].ravel()
-    times = np.concatenate([starts, ends])
-    change = np.concatenate([np.ones(len(starts)), -np.ones(len(ends))])
-    order = np.lexsort((-change, times))
-    number = np.cumsum(change[order])[:-1]
-    area = float((number * np.diff(times[order])).sum())
-    assert area == pytest.approx(float((ends - starts).sum()), rel=1e-9)

@@ -99,15 +99,6 @@ def test_what_is_faster_never_leaves_its_own_stage_unchanged(part, costs, option
     assert stage(demand(faster(scenario))) < 0.995 * stage(demand(scenario))
 
 
-def test_loaders_work_as_long_as_a_sample_has_columns():
-    base = scenario_of(SimulateOptions())
-    took = []
-    for fields in (1, 40, 400):
-        work = replace(base.workload, fields=fields, dense_features=0)
-        took.append(demand(replace(base, workload=work)).load_s)
-    assert took == pytest.approx([took[0], 40 * took[0], 400 * took[0]])
-
-
 def test_two_bytes_travel_and_multiply_faster_than_four():
     """A V100's tensor cores have eight times its float32 rate, and gradients half the bytes."""
     base = replace(scenario_of(PRESETS[2]), costs=CATALOGUE)

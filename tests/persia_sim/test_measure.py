@@ -191,10 +191,6 @@ def test_factors_have_mean_one_and_the_asked_variation(cv):
     assert np.median(drawn) == pytest.approx(np.exp(-(sigma**2) / 2), rel=0.01)
 
 
-def test_no_variation_is_exactly_one():
-    assert lognormal_factors(np.random.default_rng(1), 0.0, 5).tolist() == [1.0] * 5
-
-
 def test_a_draw_belongs_to_seed_purpose_entity_and_step():
     def first(*place: int) -> float:
         seed, purpose, entity, step = place

@@ -404,10 +404,8 @@ def test_what_a_crowd_took_of_a_link_is_forgotten_while_others_need_not_share_it
 
 
 RUNS: dict[str, Callable[[], Scenario]] = {
-    "worker NICs": lambda: _slow_nic(small_scenario(), "embedding_workers", 40),
     "server NICs": lambda: _slow_nic(small_scenario(), "servers", 40),
     "rank NICs": lambda: _slow_nic(small_scenario(Mode.SYNC), "nn", 100),
-    "dense weights at servers": lambda: _slow_nic(small_scenario(Mode.ASYNC), "servers", 40),
     "forwarded": lambda: _slow_nic(
         small_scenario(Mode.LOOKAHEAD, lookahead="forwarded"), "embedding_workers", 40
     ),

@@ -95,13 +95,7 @@ def test_both_systems_are_there_cheapest_first_and_none_misses_the_rate():
         assert low < choice.samples_per_s < high and choice.samples_per_s >= ASKED.samples_per_s
 
 
-def test_what_is_simulated_reaches_the_rate_too():
-    done = simulated(ASKED, hybrid_on(ASKED, A100, CPU, CPU))
-    assert done.samples_per_s >= ASKED.samples_per_s
-    rate, clear = simulated_rate(done, ASKED.samples_per_s)
-    assert clear and not done.undecided
-    assert (done.samples_per_s, done.half_width) == (rate.mean, rate.half_width)
-    assert done.samples_per_s != answer(done.scenario).samples_per_s
+CHOICE = hybrid_on(ASKED, A100, CPU, CPU)
 
 
 def _rates(monkeypatch, *ends: tuple[float, float]) -> list[tuple[int, int]]:
@@ -130,8 +124,7 @@ def _rates(monkeypatch, *ends: tuple[float, float]) -> list[tuple[int, int]]:
 )
 def test_a_rate_is_simulated_until_it_is_clear_of_the_one_asked_for(ends, clear, runs, monkeypatch):
     asked = _rates(monkeypatch, *ends)
-    choice = hybrid_on(ASKED, A100, CPU, CPU)
-    rate, found = simulated_rate(choice, 100.0)
+    rate, found = simulated_rate(CHOICE, 100.0)
     assert (rate.mean, rate.half_width, found) == (*ends[-1], clear)
     assert asked == [(48 * 2**k, k) for k in range(runs)]
 

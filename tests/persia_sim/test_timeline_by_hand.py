@@ -127,23 +127,21 @@ def test_averaging_stops_compute_for_its_round():
     cluster = replace(hand_scenario(ranks=2).cluster, loaders=2)
     base = hand_scenario(Mode.ASYNC_AVERAGING, 2, steps=1, cluster=cluster)
     base = replace(base, costs=hand_costs(load=law(0.0)))
-    for share, longer in ((1.0, 9.0), (0.5, 4.5), (0.0, 0.0)):
-        run = simulate(replace(base, averaging=Averaging(period_s=70.0, stall_share=share)))
-        assert run.stamps[M.START, :, 0].tolist() == [62.75, 62.75]
-        compute = run.stamps[M.BACKWARD_END] - run.stamps[M.START]
-        assert compute[:, 0].tolist() == [12 + longer, 12 + longer]
+    run = simulate(replace(base, averaging=Averaging(period_s=70.0)))
+    assert run.stamps[M.START, :, 0].tolist() == [62.75, 62.75]
+    compute = run.stamps[M.BACKWARD_END] - run.stamps[M.START]
+    assert compute[:, 0].tolist() == [12 + 9, 12 + 9]
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.0])
-def test_averaging_locks_the_replica_of_a_rank_that_waits_for_its_batch(share):
+def test_averaging_locks_the_replica_of_a_rank_that_waits_for_its_batch():
     """A round begins at 60 and takes 9 s; batches come at 62.75, and what is left of it is waited
     for."""
     cluster = replace(hand_scenario(ranks=2).cluster, loaders=2)
     base = hand_scenario(Mode.ASYNC_AVERAGING, 2, steps=1, cluster=cluster)
     base = replace(base, costs=hand_costs(load=law(0.0)))
-    run = simulate(replace(base, averaging=Averaging(period_s=60.0, stall_share=share)))
+    run = simulate(replace(base, averaging=Averaging(period_s=60.0)))
     compute = run.stamps[M.BACKWARD_END] - run.stamps[M.START]
-    longer = max(0.0, 60 + 9 * share - 62.75)
+    longer = 60 + 9 - 62.75
     assert compute[:, 0].tolist() == pytest.approx([12 + longer, 12 + longer])
 
 
