@@ -181,6 +181,9 @@ class Turns(threading.Condition):
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+HELD_UP_S = 15.0
+"""Seconds within which a signal ends what it is to end at once. A call of torch may hold back what
+hears it for longer, an import may lose what that raises, and torchrun kills after 30 s."""
 ENOUGH = "enough"
 """Why a run ends that has stopped to learn: as at the end of its data."""
 
@@ -201,6 +204,8 @@ class Ending:
         """When the leg that is under way is to end (`time.monotonic`): a checkpoint is due."""
         self.is_trained = False
         """Whether nothing is left but to judge the model and to write down what it came to."""
+        self.on_leaving: Callable[[str], None] = lambda by: None
+        """Told the signal's name before a process ends that is held up (`watched`)."""
 
     def __bool__(self) -> bool:
         return self.why is not None
@@ -235,13 +240,50 @@ class Ending:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """A process that a signal is to end at once ends although its main thread does not within
+        `HELD_UP_S`. Outside the main thread nothing is watched."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        # Python writes each signal into the pipe as it comes, whatever the main thread does.
+        signals, come = os.pipe()
+        os.set_blocking(come, False)
+        before = signal.set_wakeup_fd(come, warn_on_full_buffer=False)
+        is_over = threading.Event()
+
+        def watch() -> None:
+            for byte in iter(lambda: os.read(signals, 1), b""):
+                is_to_end = byte[0] in SIGNALS and self.at_once
+                if is_to_end and not is_over.wait(HELD_UP_S) and self.at_once:
+                    self._leave(signal.Signals(byte[0]))
+            os.close(signals)
+
+        threading.Thread(target=watch, name="signals", daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            signal.set_wakeup_fd(before)
+            os.close(come)
+
+    def _leave(self, number: signal.Signals) -> None:
+        """End the process, whose main thread is held up; nothing is under way."""
+        text = f"\n{number.name}: ended, though a call or an import has not come to its end\n"
+        os.write(2, text.encode())
+        self.on_leaving(number.name)
+        os._exit(BY_HAND if number == signal.SIGINT else UNFINISHED)
+
     def _hear(self, number: int, frame: FrameType | None) -> Any:
-        if (self or self.at_once) and number == signal.SIGINT:
+        name = signal.Signals(number).name
+        is_first = not self
+        self.ask(name)  # kept whatever is raised: an import may lose that
+        if number == signal.SIGINT and (self.at_once or not is_first):
             raise KeyboardInterrupt
         if self.at_once:
-            raise Terminated(by=signal.Signals(number).name)
-        if not self:
-            self.ask(signal.Signals(number).name)
+            raise Terminated(by=name)
+        if is_first:
             # Not print: the signal may have come in the middle of one.
             does = "ends the step and writes a checkpoint"
             if self.is_trained:

@@ -54,7 +54,7 @@ def run_command(arguments: list[str]) -> None:
     its last."""
     ending = Ending(at_once=True)
     try:
-        with ending.listening():
+        with ending.listening(), ending.watched():
             _dispatch(arguments, ending)
     except Refused as error:
         raise ValueError(as_typed(error, TrainConfig)) from error
@@ -107,11 +107,14 @@ def _dispatch(arguments: list[str], ending: Ending) -> None:
     fresh = f"{time.strftime('%Y%m%d-%H%M%S', began)}-{command.run.sync.mode}"
     if launch is not None:  # a rank that is started anew must find the folder of its launcher
         folder = command.folder or Path("runs/train") / f"{fresh}-{os.getppid()}"
+        ending.on_leaving = partial(_note_early_ending, launch, folder)
         try:
             _train_as_rank(command, launch, folder, arguments, ending)
-        except Terminated as ended:
-            _note_early_ending(launch, folder, ended)
-            raise
+        except (Terminated, PeerError) as ended:
+            if not (ending.at_once and ending.why):
+                raise
+            ending.on_leaving(ending.why)
+            raise Terminated(str(ended), ending.why) from None
         return
 
     # Alone: from start to end in this process.
@@ -220,7 +223,7 @@ def _talk(command: Train) -> TextIO:
     return sys.stderr if command.json else sys.stdout
 
 
-def _note_early_ending(launch: Launch, folder: Path, ended: Terminated) -> None:
+def _note_early_ending(launch: Launch, folder: Path, by: str) -> None:
     """Write down that a signal has ended the ranks before they train: torchrun turns the exit code
     into its own, which says nothing of that."""
     from runtime.run.folder import SUMMARY, write_ending
@@ -228,7 +231,7 @@ def _note_early_ending(launch: Launch, folder: Path, ended: Terminated) -> None:
     if launch.rank or (folder / SUMMARY).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    write_ending(folder, UNFINISHED, ended.by, "ended before the ranks began to train")
+    write_ending(folder, UNFINISHED, by, "ended before the ranks began to train")
 
 
 def _interrupted(folder: Path) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from runtime.__main__ import main
+from runtime.run.folder import status_of
 from tests.runtime.spawned import Command
 
 LATE = ["--executor", "concurrent", "--mode", "hybrid", "--ranks", "2", "--latency-s", "60"]
@@ -32,21 +33,26 @@ def training(folder, *words):
     return process
 
 
+@pytest.mark.first_case
 @pytest.mark.multiproc
-def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)]
+)
+def test_a_signal_ends_a_run_in_a_checkpoint_and_it_goes_on(number, status, tmp_path, capsys):
     run = tmp_path / "run"
     process = training(run, "--checkpoint-every", "10min", "--evaluate-every-steps", "20")
     while not (run / "metrics.jsonl").read_text():  # it is in the training itself
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, number)
     code, out, told = process.ended()
-    assert code == 75  # EX_TEMPFAIL: a job controller starts it again
-    assert "SIGTERM: ends the step and writes a checkpoint" in told
+    assert code == status_of(run) == status  # 75, EX_TEMPFAIL: a job controller starts it again
+    name = signal.Signals(number).name
+    assert f"{name}: ends the step and writes a checkpoint" in told
     samples = int(
-        re.search(r"interrupted by SIGTERM after ([\d,]+) samples", out)[1].replace(",", "")
+        re.search(rf"interrupted by {name} after ([\d,]+) samples", out)[1].replace(",", "")
     )
     assert out.endswith(f"go on with: persia-runtime train --resume {run}\n")
-    assert json.loads((run / "ending.json").read_text())["by"] == "SIGTERM"
+    assert json.loads((run / "ending.json").read_text())["by"] == name
     steps = samples // 128 + 5
     assert main(["train", "--resume", str(run), "--steps", str(steps)]) == 0
     assert f"goes on from {run}/checkpoints/{samples:015d}" in capsys.readouterr().out
@@ -60,6 +66,7 @@ def test_sigterm_ends_a_run_in_a_checkpoint_and_it_goes_on(tmp_path, capsys):
 
 
 WAITS = """
+import ctypes
 import time
 from pathlib import Path
 from runtime.models.networks import FeedForward
@@ -74,7 +81,21 @@ def wait_for(name):
 if (HERE / "hold-imported").exists():
     wait_for("imported")
 
+class Loses:
+    def __del__(self):
+        wait_for("lost")
+
 class Net(FeedForward):
+    def __init__(self, *words):
+        super().__init__(*words)
+        if (HERE / "hold-lost").exists():
+            Loses()
+        if (HERE / "hold-called").exists():
+            (HERE / "is-called").touch()
+            lock = ctypes.create_string_buffer(64)
+            for _ in range(2):  # the second time it never returns, and no signal wakes it
+                ctypes.CDLL(None).pthread_mutex_lock(lock)
+
     def forward(self, dense, embeddings):
         if not self.training and (HERE / "hold-judged").exists():
             wait_for("judged")
@@ -107,6 +128,23 @@ def test_a_signal_before_the_first_step_ends_the_command_in_a_sentence(number, t
     last = told.splitlines()[-1]
     assert last == "interrupted: there is nothing to go on from; the same command starts anew"
     assert "Traceback" not in told
+
+
+@pytest.mark.multiproc
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("lost", "interrupted by SIGTERM"),
+        pytest.param("called", "SIGTERM: ended, though a call", marks=pytest.mark.long),
+    ],
+)
+def test_a_signal_that_nobody_hears_ends_the_command_all_the_same(where, said, tmp_path):
+    """What it raises may be lost where Python tidies up or imports; a call may not return."""
+    process = held(tmp_path, where)
+    os.kill(process.pid, signal.SIGTERM)
+    code, out, told = process.ended(100)
+    assert code == 75 and said in out + told, told
+    assert not (tmp_path / "run/summary.json").exists()
 
 
 @pytest.mark.first_case
@@ -150,20 +188,23 @@ def test_a_second_ctrl_c_ends_a_run_before_a_long_latency_is_over(tmp_path):
     assert "Traceback" not in told
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_ctrl_c_says_what_is_left(tmp_path, monkeypatch, capsys, kept):
+@pytest.mark.parametrize(
+    ("file", "left"),
+    [
+        ("checkpoints/000128/state.json", "go on with: persia-runtime train --resume {}"),
+        ("nothing", "there is nothing to go on from; the same command starts anew"),
+        ("summary.json", "{} holds a finished run"),
+    ],
+)
+def test_ctrl_c_says_what_is_left(file, left, tmp_path, monkeypatch, capsys):
     def stopped(*_):
+        (tmp_path / "run" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / file).write_text("{}")
         raise KeyboardInterrupt
 
-    def half_done(*_):
-        (tmp_path / "run/checkpoints/000128").mkdir(parents=True)
-        (tmp_path / "run/checkpoints/000128/state.json").write_text("{}")
-        stopped()
-
-    monkeypatch.setattr("runtime.train_command.train_in_folder", half_done if kept else stopped)
+    monkeypatch.setattr("runtime.train_command.train_in_folder", stopped)
     assert main(["train", "--out", str(tmp_path / "run")]) == 130
-    left = f"go on with: persia-runtime train --resume {tmp_path / 'run'}"
-    assert capsys.readouterr().err.strip().endswith(left if kept else "same command starts anew")
+    assert capsys.readouterr().err.strip().endswith(left.format(tmp_path / "run"))
 
 
 @pytest.mark.first_case
