@@ -1,6 +1,7 @@
 """Whole training steps: ours in three modes against FBGEMM, TorchRec, torch, and no embedding.
 
-Precisions take turns, too; each is compared with its own ceiling.
+Precisions take turns, too; each is compared with its own ceiling. With ``where_time_goes`` a
+window of each system runs under torch's profiler instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from experiments.benching import roofline, wide
+from experiments.benching.device_time import profiled
 from experiments.benching.windows import (
     Bench,
     Window,
@@ -36,10 +38,33 @@ OURS = tuple(_OURS)
 PEERS = ("fbgemm tbe", "torchrec fused", "torch sparse")
 ONE_STEP_LATE = ("ours hybrid tau 1", "torchrec semi-sync")
 """Systems whose rows are equally late, see tests/experiments/test_semi_sync.py."""
+MERGED = ("torch merged", "torch merged sparse adam")
+"""All rows in one table on the device, beside the network."""
 CEILING = "dense-only"
-SYSTEMS = (CEILING, *OURS, ONE_STEP_LATE[0], *PEERS, ONE_STEP_LATE[1])
+SYSTEMS = (CEILING, *OURS, ONE_STEP_LATE[0], *PEERS, ONE_STEP_LATE[1], *MERGED)
 Precision = Literal["float32", "tf32", "bfloat16"]
 WARM_UP_STEPS = 2  # of a window, not timed
+
+
+@dataclass(frozen=True, slots=True)
+class GpuGoal:
+    """What hybrid is to reach beside a GPU, set before it ever ran on one."""
+
+    workload: str
+    precision: Precision
+    batch: int
+    share: float | None = None
+    """Share of the speed of the dense network alone."""
+    samples_per_s: float | None = None
+
+
+GPU_GOALS = (
+    GpuGoal("paper", "float32", 4096, share=0.9),
+    GpuGoal("paper", "tf32", 16_384, samples_per_s=1e6),
+    GpuGoal("paper", "bfloat16", 16_384, samples_per_s=1e6),
+    GpuGoal("paper", "bfloat16", 16_384, share=0.8),
+)
+"""Goals beside a GPU; those of `SHAPES` are for two CPU cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +114,11 @@ class Options(Bench):
     """Precisions of the dense network, in turn; the peers compute in float32 only, tf32 asks for
     a GPU."""
     systems: tuple[str, ...] = ()
-    """Only these, such as hybrid; else all."""
+    """Only these, such as hybrid; else all but the merged tables of torch, which lie on the
+    device."""
+    where_time_goes: bool = False
+    """Instead of rounds: one window of each system under torch's profiler; how long the device is
+    idle, how long the host waits for it, and a trace of hybrid for Perfetto."""
     roofline: bool = False
     """Instead of rounds of systems: what each stage must move and compute, the bound that the rates
     of this machine set, measured here, and each stage's share of it."""
@@ -108,8 +137,8 @@ class Options(Bench):
     """Steps in a window, >= 3; the first two are not timed."""
 
     def _check(self) -> None:
-        if self.roofline and self.device != "cpu":
-            raise ValueError("--roofline is of a CPU alone: drop --device")
+        if self.roofline and (self.device != "cpu" or self.where_time_goes):
+            raise ValueError("--roofline is of a CPU alone: drop --device and --where-time-goes")
         for name in self.systems:
             hold("systems", name, OneOf(SYSTEMS))
         for precision in self.precision:
@@ -127,9 +156,12 @@ def run(options: Options) -> None:
     all_windows: list[dict[str, object]] = []
     path = options.out / "bench_peers.csv"
     for name in options.workloads:
-        # All systems of a workload in turn.
+        # All systems of a workload in turn; with a profile one window of each.
         shape = shape_of(options, name)
         systems = systems_of(options, shape)
+        if options.where_time_goes:
+            _where_time_goes(options, name, systems)
+            continue
         candidates = {", ".join(one): measure for one, measure in systems.items()}
 
         # A window is written as soon as it is there: what outlasts a limit leaves the others.
@@ -154,6 +186,8 @@ def run(options: Options) -> None:
             names = {f"{system}, {precision}": system for system in computed_in}
             windows = [replace(w, name=names[w.name]) for w in measured if w.name in names]
             print(_report(name, windows, computed_in, options, precision))
+    if options.where_time_goes:
+        return
     written = [str(path)]
     if len(options.precision) == 1 and CEILING in {row["name"] for row in all_windows}:
         written.append(str(drawn(path, CEILING)))
@@ -180,10 +214,13 @@ def _report(
     }
     lines = [table([summarize(windows, system) for system in systems], columns)]
 
-    # Goals of the workload, for the best of our modes; beside a GPU there are none.
+    # Goals of the workload, for the best of our modes; beside a GPU of hybrid.
     goals: list[tuple[str, str, float]] = []
     on_gpu = options.device != "cpu"
-    if not on_gpu and (ours := [one for one in OURS if one in systems]):
+    if on_gpu:
+        goals, rates = _gpu_goals(name, windows, systems, options, precision)
+        lines += rates
+    elif ours := [one for one in OURS if one in systems]:
         best = max(ours, key=lambda one: summarize(windows, one).median)
         goals = [(best, base, goal) for base, goal in SHAPES[name].goals if base in systems]
     if name == "wide" and not on_gpu and {OURS[0], CEILING} <= set(systems):
@@ -209,6 +246,31 @@ def _report(
             if abs(share / usual - 1) > 0.1:
                 lines.append(f"note: {peer} is at {share:.2f} of dense-only, known is {usual:.2f}")
     return "\n".join(lines) + "\n"
+
+
+def _gpu_goals(
+    name: str, windows: list[Window], systems: list[str], options: Options, precision: str
+) -> tuple[list[tuple[str, str, float]], list[str]]:
+    """Goals as shares of another system, and lines about those that are rates."""
+    hybrid = OURS[2]
+    shares: list[tuple[str, str, float]] = []
+    lines: list[str] = []
+    for goal in GPU_GOALS if hybrid in systems else ():
+        if (goal.workload, goal.precision, goal.batch) != (name, precision, options.batch):
+            continue
+        # A share is judged by pairs of windows, a rate by the median.
+        if goal.share is not None and CEILING in systems:
+            shares.append((hybrid, CEILING, goal.share))
+        if goal.samples_per_s is not None:
+            reached = summarize(windows, hybrid)
+            word = "met" if reached.median >= goal.samples_per_s else "MISSED"
+            if not reached.clean:
+                word = f"not decided, the machine was loaded (would be {word})"
+            lines.append(
+                f"goal: {hybrid} >= {goal.samples_per_s / 1e3:,.0f} k samples/s:"
+                f" {reached.median / 1e3:,.0f}: {word}"
+            )
+    return shares, lines
 
 
 def shape_of(options: Options, workload: WorkloadName) -> Shape:
@@ -244,10 +306,11 @@ def systems_of(options: Options, shape: Shape) -> dict[System, Callable[[], floa
 def _names(options: Options, precision: Precision) -> list[str]:
     """The systems that this device and precision have, as far as they are asked for."""
     with_peers = options.device == "cpu" and precision == "float32"
+    late = ONE_STEP_LATE[0]
     have = [CEILING, *OURS]
-    have += [*PEERS, *ONE_STEP_LATE] if with_peers else []
-    if options.systems or options.device != "cpu":
-        have.append(ONE_STEP_LATE[0])
+    have += [*PEERS, *ONE_STEP_LATE] if with_peers else [late] if options.device != "cpu" else []
+    if options.systems:
+        have += [late, *MERGED]
     return [name for name in dict.fromkeys(have) if name in (options.systems or have)]
 
 
@@ -285,8 +348,15 @@ class _Candidates:
         if name == CEILING:
             blank = torch.zeros(options.batch, wide.FIELDS * shape.dim, device=options.device)
             return loop(lambda _: blank.detach())
-        makers = (peers.fbgemm_tbe, peers.torchrec_fused, peers.torch_sparse)
-        make = dict(zip(PEERS, makers, strict=True))[name]
+        merged = partial(peers.torch_merged, device=options.device)
+        makers = (
+            peers.fbgemm_tbe,
+            peers.torchrec_fused,
+            peers.torch_sparse,
+            partial(merged, sparse_adam=False),
+            partial(merged, sparse_adam=True),
+        )
+        make = dict(zip((*PEERS, *MERGED), makers, strict=True))[name]
         look, step_rows = make(self._numbers(), shape.rows, shape.dim)
         return loop(look, step_rows=step_rows)
 
@@ -397,3 +467,27 @@ def _roofline(options: Options) -> None:
         print(text + "\n")
         write_csv(options.out / "bench_peers_roofline.csv", records)
     print(f"{options.out / 'bench_peers_roofline.csv'}")
+
+
+def _where_time_goes(
+    options: Options, workload: str, systems: dict[System, Callable[[], float]]
+) -> None:
+    """One window of each system under the profiler: a table of all, and a trace of hybrid."""
+    rows = []
+    for (name, precision), measure in systems.items():
+        measure()  # what is done once is not of interest
+        trace = options.out / f"trace_{workload}_{precision}.json.gz" if name == OURS[2] else None
+        shares = profiled(measure, options.window_steps, options.device, trace)
+        rows.append({"workload": workload, "system": name, "precision": precision} | shares)
+
+    # Idle is what the training thread can do something about; others' waits stall nobody.
+    columns: dict[str, Column] = {
+        f"{workload}, profiled": "{system}, {precision}",
+        "busy share": "{busy_share:.2f}",
+        "idle ms/step": "{idle_ms_per_step:.2f}",
+        "training waits ms/step": "{wait_ms_per_step:.2f}",
+        "waits/step": "{waits_per_step:.1f}",
+        "other threads' ms/step": "{others_wait_ms_per_step:.2f}",
+    }
+    print(table(rows, columns) + "\n")
+    print(write_csv(options.out / f"profile_{workload}.csv", rows))

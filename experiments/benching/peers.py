@@ -75,6 +75,26 @@ def _stepping(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     return step
 
 
+def torch_merged(
+    numbers: list[np.ndarray], rows: int, dim: int, device: str, sparse_adam: bool
+) -> tuple[Look, Callable[[], None]]:
+    """The 26 bags as one `nn.EmbeddingBag(sparse=True)` on the device: one lookup, one update."""
+    values = rows // FIELDS
+    bag = nn.EmbeddingBag(values * FIELDS, dim, sparse=True, mode="sum", device=device)
+    nn.init.uniform_(bag.weight, -0.01, 0.01)
+    if sparse_adam:
+        optimizer: torch.optim.Optimizer = torch.optim.SparseAdam(bag.parameters(), lr=1e-3)
+    else:
+        optimizer = torch.optim.Adagrad(bag.parameters(), lr=LR, eps=EPS)
+    first = np.arange(FIELDS)[:, None] * values
+    inputs = [torch.from_numpy(n + first).flatten(0, 1).to(device) for n in numbers]
+
+    def look(batch: int) -> Tensor:
+        return bag(inputs[batch]).view(-1, FIELDS * dim)
+
+    return look, _stepping(optimizer)
+
+
 def fbgemm_tbe(numbers: list[np.ndarray], rows: int, dim: int) -> tuple[Look, Callable[[], None]]:
     """FBGEMM's table-batched embeddings with exact Adagrad; the update runs inside backward."""
     # On the CPU, as many tables as fields.

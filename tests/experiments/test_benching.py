@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from experiments.benching import bench_peers, wide, windows
-from experiments.benching.bench_peers import CEILING, ONE_STEP_LATE, OURS
+from experiments.benching.bench_peers import CEILING, MERGED, ONE_STEP_LATE, OURS
+from experiments.benching.device_time import Event, covered, shares_of
 from experiments.benching.peers import row_numbers, torch_sparse
 from experiments.benching.wide import DENSE, FIELDS, wide_workload
 from experiments.benching.windows import Window
@@ -111,10 +112,54 @@ class Still:
         return []
 
 
-def test_a_gpu_is_not_judged_by_the_goals_of_two_cores():
+def test_a_gpu_is_judged_by_its_own_goals_and_not_by_those_of_two_cores():
     values = {CEILING: 600e3, OURS[0]: 300e3, OURS[2]: 570e3}
-    options = bench_peers.Options(device="cuda:0", workloads=("wide",), systems=tuple(values))
+    options = bench_peers.Options(device="cuda:0", workloads=("paper",), systems=tuple(values))
+    told = bench_peers._report("paper", peers_windows(values), list(values), options)
+    assert "goal: ours hybrid >= 0.90 x dense-only: 0.95 [0.95, 0.95], 4 pairs: met" in told
+    assert told.count("goal:") == 1
     assert "goal:" not in bench_peers._report("wide", peers_windows(values), list(values), options)
+
+
+def test_beside_a_gpu_short_precisions_are_judged_by_their_rate_too():
+    values = {CEILING: 4e6, OURS[2]: 0.9e6}
+    options = bench_peers.Options(
+        device="cuda:0", workloads=("paper",), systems=tuple(values), batch=16_384,
+        precision=("tf32", "bfloat16"),
+    )  # fmt: skip
+    windows_of = peers_windows(values)
+    tf32, bfloat16 = (
+        bench_peers._report("paper", windows_of, list(values), options, precision)
+        for precision in ("tf32", "bfloat16")
+    )
+    line = "goal: ours hybrid >= 1,000 k samples/s: 904: MISSED"
+    assert line in tf32 and line in bfloat16
+    assert "0.80 x dense-only" not in tf32 and "goal: ours hybrid >= 0.80 x dense-only" in bfloat16
+    faster = peers_windows({CEILING: 4e6, OURS[2]: 1.2e6})
+    told = bench_peers._report("paper", faster, list(values), options, "tf32")
+    assert "goal: ours hybrid >= 1,000 k samples/s: 1,206: met" in told
+
+
+def test_copies_are_no_work_of_a_device_and_only_the_training_thread_waits_for_it():
+    events = [
+        Event("sgemm", True, 0, 0.0, 400.0),
+        Event("Memcpy HtoD (Pinned -> Device)", True, 0, 300.0, 900.0),
+        Event("Memset (Device)", True, 0, 950.0, 1000.0),
+        Event("relu", True, 0, 800.0, 900.0),
+        Event("aten::addmm", False, 7, 0.0, 10.0),
+        Event("cudaStreamSynchronize", False, 7, 10.0, 110.0),
+        Event("cudaEventSynchronize", False, 8, 0.0, 900.0),
+    ]
+    found = shares_of(events, wall_s=1e-3, steps=2)
+    assert found["busy_share"] == pytest.approx(0.5)
+    assert found["idle_ms_per_step"] == pytest.approx(0.25)
+    assert (found["wait_ms_per_step"], found["waits_per_step"]) == (pytest.approx(0.05), 0.5)
+    assert found["others_wait_ms_per_step"] == pytest.approx(0.45)
+
+
+def test_what_spans_cover_counts_overlaps_once():
+    assert covered([]) == 0
+    assert covered([(5, 6), (0, 4), (1, 2), (3, 5)]) == 6
 
 
 def test_a_bench_of_peers_that_is_cut_off_leaves_its_windows(tmp_path, monkeypatch):
@@ -156,6 +201,21 @@ def test_bench_peers_without_peers_measures_our_modes_and_the_ceiling(tmp_path, 
     assert {(r["workload"], r["unit"]) for r in rows} == {("small", "samples/s")}
     assert all(float(r["value"]) > 0 for r in rows)
     assert "k samples/s" in "\n".join(told)
+
+
+@pytest.mark.long
+def test_rows_one_step_late_and_rows_beside_the_network_are_measured_too(tmp_path, monkeypatch):
+    """Of a CPU the merged tables are asked for by name only."""
+    monkeypatch.setattr(windows, "ForeignLoad", Quiet)
+    monkeypatch.setitem(bench_peers.SHAPES, "small", SMALL)
+    printed(monkeypatch)
+    systems = (CEILING, ONE_STEP_LATE[0], *MERGED)
+    bench_peers.run(bench_peers.Options(
+        workloads=("small",), batch=32, threads=1, rounds=1, window_steps=3, systems=systems,
+        out=tmp_path,
+    ))  # fmt: skip
+    rows = read_csv(tmp_path / "bench_peers.csv")
+    assert {r["name"] for r in rows} >= set(systems) and all(float(r["value"]) > 0 for r in rows)
 
 
 def test_workload_wide_has_zipf_ids_with_their_field_on_top():

@@ -94,4 +94,4 @@ def test_a_tiny_roofline_writes_what_it_prints(tmp_path, monkeypatch):
 
 def test_a_roofline_of_a_gpu_is_refused():
     with pytest.raises(ValueError, match="--roofline is of a CPU alone"):
-        bench_peers.Options(roofline=True, device="cuda")
+        bench_peers.Options(roofline=True, where_time_goes=True)
