@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DATA = "data.parquet"
 SCHEMA = "schema.toml"
-_OF_FILES = ("file", "folder", "joins", "header", "delimiter", "quotes", "line_breaks")
+_OF_FILES = ("file", "folder", "joins", "header", "delimiter", "format", "quotes", "line_breaks")
 """Keys of a schema that say how files are read: there is one here, and it is known."""
 
 

@@ -37,6 +37,7 @@ from persia_sim.base.files import parsed
 from persia_sim.base.schema import Checked, Within, check_fields, notes_of, parse
 from runtime.data.batch import Field, Layout, Pooling
 from runtime.data.errors import DataError, regular_file
+from runtime.data.formats import Format
 from runtime.data.ids import MAX_FIELDS, MISSING, VALUE_MASK
 from runtime.data.split import Split
 
@@ -195,6 +196,9 @@ class Schema:
     line_breaks: bool = False
     """Whether quoted values of text files may hold line breaks. Else a quote that is left open
     at the end of its line is a bad row, because it would swallow those behind it."""
+    format: Format | None = None
+    """Format of text files that another library writes: recbole (atomic files) or libsvm;
+    see `runtime.data.formats` for the names of their columns."""
     quotes: bool | None = None
     """Whether quotes enclose values in text files. Default true; false where a quote is a
     character like any other, as in titles between tabs."""
@@ -298,6 +302,16 @@ class Schema:
                 yield "line_breaks is for text files, parquet has no lines; remove it"
             if self.quotes is not None:
                 yield "quotes is for text files, parquet encloses no value; remove it"
+            if self.format is not None:
+                yield f"format {self.format} is for text files; remove it"
+        if self.format is not None:
+            of_text = ("delimiter", "header", "quotes")
+            given = [key for key in of_text if getattr(self, key) is not None]
+            if given or self.line_breaks:
+                key = given[0] if given else "line_breaks"
+                yield f"{key} is of delimited text, and format is {self.format}; remove it"
+            if self.format != "recbole" and self.joins:
+                yield f"joins need columns with keys, which {self.format} has not; remove them"
         if self.line_breaks and self.quotes is False:
             yield "line_breaks are inside quotes, and quotes is false; remove one of them"
 

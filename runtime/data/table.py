@@ -28,6 +28,13 @@ from runtime.data.errors import (
     matching,
     no_rows,
 )
+from runtime.data.formats import (
+    VALUE,
+    Format,
+    atomic_columns,
+    libsvm_batches,
+    libsvm_seen,
+)
 from runtime.data.parquet import parquet_batches, parquet_file
 from runtime.data.rows import RecordBatch, Rows, key_texts
 from runtime.data.schema import Join, Schema, is_parquet
@@ -55,6 +62,8 @@ class TableFile:
     """Quoted values of a text file may hold line breaks; else a quote left open is a bad row."""
     quotes: bool = True
     """Quotes of a text file enclose values; else they are characters like any other."""
+    format: Format | None = None
+    """Format of a text file that another library writes; None: it is delimited."""
     part: Part | None = None
     """The part that the whole file is of, where files decide."""
     may_lack: frozenset[str] = frozenset()
@@ -68,6 +77,10 @@ class TableFile:
         """Names of all columns of the file."""
         if is_parquet(self.path.name):
             return tuple(parquet_file(self.path).schema_arrow.names)
+        if self.format == "recbole":
+            return tuple(atomic_columns(self.path))
+        if self.format is not None:
+            return libsvm_seen(self.path).names
         if self.header is not None:
             return self.header
         return header_names(self.path, self.delimiter, quotes=self.quotes)
@@ -86,11 +99,16 @@ class TableFile:
                     f"{self.path} has {present.count(name)} columns {name!r}: which one is meant?"
                     " Give them different names"
                 )
-            if name not in present and name not in self.may_lack:
+            may_lack = name in self.may_lack or self._may_come_later(name)
+            if name not in present and not may_lack:
                 raise DataError(
                     f"{self.path} has no column {name!r}; {nearest(name, present)}\n"
                     "  correct the schema, or the header line of the file"
                 )
+
+    def _may_come_later(self, name: str) -> bool:
+        """Whether a later line may have a column that the first one does not show."""
+        return self.format == "libsvm" and re.fullmatch(rf"\d+{VALUE}", name) is not None
 
     def stream(self, names: Sequence[str]) -> Iterator[Rows]:
         """The named columns of all rows, in the file's order; text files give strings."""
@@ -107,6 +125,8 @@ class TableFile:
         self._last = 0
         if is_parquet(self.path.name):
             return self._stream_parquet(names)
+        if self.format == "libsvm":
+            return self._stream_libsvm(names)
         return self._stream_text(names)
 
     def count_rows(self) -> int:
@@ -125,6 +145,18 @@ class TableFile:
             first += batch.num_rows
             yield Rows(table=batch, numbers=numbers, path=self.path)
         if first == 1:
+            raise no_rows(self.path)
+
+    def _stream_libsvm(self, names: Sequence[str]) -> Iterator[Rows]:
+        skipped = self._broken if self.skip_bad_rows else None
+        is_empty = True
+        for batch, numbers in libsvm_batches(self.path, names, skipped):
+            if len(numbers):
+                is_empty = False
+                self._last = int(numbers[-1]) + 1
+                yield Rows(table=batch, numbers=numbers, path=self.path)
+        self._last = ENDLESS
+        if is_empty:
             raise no_rows(self.path)
 
     def _stream_text(self, names: Sequence[str]) -> Iterator[Rows]:
@@ -414,7 +446,7 @@ def open_table(schema: Schema, folder: Path, *, skip_bad_rows: bool) -> Table:
 def header_of(schema: Schema, path: Path) -> tuple[str, ...] | None:
     """Names of the columns of a table that is scored, where no line of it has them: it may be
     written as those that train, or lack just what nobody scores by, as a table without answers."""
-    if schema.header is None or is_parquet(path.name):
+    if schema.header is None or is_parquet(path.name) or schema.format is not None:
         return schema.header
 
     # Nobody scores by labels, weights or the split: a table that lacks them may still be scored.
@@ -439,11 +471,13 @@ def header_of(schema: Schema, path: Path) -> tuple[str, ...] | None:
 
 def file_of(schema: Schema, path: Path, *, skip: bool = False, **more: Any) -> TableFile:
     """One file, as the schema says that text is written."""
+    is_atomic = schema.format == "recbole"
     return TableFile(
         path=path,
-        delimiter=schema.delimiter or ",",
+        format=None if is_parquet(path.name) else schema.format,
+        delimiter="\t" if is_atomic else schema.delimiter or ",",
         line_breaks=schema.line_breaks,
-        quotes=schema.quotes is not False,
+        quotes=schema.quotes is not False and not is_atomic,
         may_lack=frozenset(schema.optional or ()),
         skip_bad_rows=skip,
         **more,

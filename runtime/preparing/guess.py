@@ -14,7 +14,18 @@ import numpy as np
 
 from persia_sim.base.files import toml_value
 from persia_sim.base.rules import printable
-from runtime.data.errors import DataError
+from runtime.data.errors import DataError, header_names
+from runtime.data.formats import (
+    FEATURES,
+    LABEL,
+    QUERY,
+    VALUE,
+    Format,
+    atomic_columns,
+    libsvm_seen,
+    recognised,
+)
+from runtime.data.ids import MAX_FIELDS
 from runtime.data.rows import (
     distinct,
     is_list,
@@ -69,9 +80,12 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
     except UnicodeEncodeError:
         wrong = "its name is not text in UTF-8, as a schema is; rename it"
         raise DataError(f"{path}: {wrong}") from None
+    form = None if delimiter or is_parquet(path.name) else recognised(path)
+    if form == "libsvm":
+        return "\n".join(_lines_of_libsvm(path)) + "\n"
 
-    # What the values of each column look like.
-    file = _file(path, delimiter)
+    # What the values of each column look like; an atomic file names the types of its own.
+    file = _file(path, delimiter, form)
     table = _table(file)
     single = table.attrs["single"]
     columns = [looked_at(str(name), table[name], name in single) for name in table.columns]
@@ -82,7 +96,44 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
             texts = table[column.name]
             columns[place] = looked_at(column.name, texts, False, (*ABSENT, *words))
 
-    return "\n".join(_lines(file, table, columns, absent)) + "\n"
+    # RecBole's atomic files say their types, and which tables lie beside.
+    joins: list[str] = []
+    if form == "recbole":
+        types = atomic_columns(path)
+        columns = [c.as_typed(types[c.name]) for c in columns]
+        joins, more = _beside(path)
+        columns += more
+    return "\n".join(_lines(file, table, columns, joins, absent)) + "\n"
+
+
+def _lines_of_libsvm(path: Path) -> Iterator[str]:
+    """The schema of a libsvm file: its indexes as a list of ids, and their values where they are
+    not all 1 as numbers."""
+    rows = 1000
+    seen = libsvm_seen(path, rows)
+    yield noted("", f"Guessed from the first {rows:,} rows of {path.name}: {_READ_IT}")
+    yield f"name = {toml_value(path.name.partition('.')[0])}"
+    yield _named(path)
+    yield 'format = "libsvm"'
+    yield f"labels = [{toml_value(LABEL)}]"
+    if not seen.are_classes:
+        yield noted(f"regression = [{toml_value(LABEL)}]", "other numbers than 0 and 1")
+    by_group = ""
+    if seen.has_query:
+        yield noted(f"group = {toml_value(QUERY)}", "GAUC ranks within it")
+        by_group = ", by_group = true"
+    chance = f"split = {{ test_fraction = 0.2, random_seed = 1{by_group} }}"
+    yield noted(chance, "no dates: by chance")
+
+    # A model needs ids: where every index is a number, these become some.
+    are_ids = len(seen.numbers) < len(seen.indexes)
+    kind = 'kind = "numeric", fill = 0.0' if are_ids else 'kind = "bucket"'
+    yield "columns = ["
+    if are_ids:
+        yield f'    {{ name = {toml_value(FEATURES)}, kind = "multi" }},'
+    for index in seen.numbers[: MAX_FIELDS - 1]:
+        yield f"    {{ name = {toml_value(f'{index}{VALUE}')}, {kind} }},"
+    yield "]"
 
 
 def _named(path: Path) -> str:
@@ -100,9 +151,10 @@ def _lines(
     file: TableFile,
     table: pd.DataFrame,
     columns: list[GuessedColumn],
+    joins: list[str],
     absent: list[str],
 ) -> Iterator[str]:
-    """The lines of the schema; ``absent``: the words for no value."""
+    """The lines of the schema; ``joins`` are lines already, ``absent`` the words for no value."""
     # What is learned: a column of 0 and 1, else a rating.
     labels = [c for c in columns if c.is_label]
     chosen = sorted(labels, key=lambda c: _unlike_a_label(c.name))[:1]
@@ -115,7 +167,8 @@ def _lines(
         key=lambda c: (bool(AFTERWARDS.search(c.name)), not c.is_date, not c.is_stamp),
     )
     outcomes = [c for c in labels if _OUTCOME.search(c.name) and c not in chosen]
-    features = [c for c in columns if c not in (*learned, *times, *outcomes)]
+    numbers = [c for c in columns if c.kind == "float_seq"]
+    features = [c for c in columns if c not in (*learned, *times, *outcomes, *numbers)]
     of_one_id = [c.name for c in features if not c.is_quantity and c.separator is None]
     users, lists = (list(filter(pattern.search, of_one_id)) for pattern in (_USER, _LIST))
     group = next(iter((*users, *lists)), None)
@@ -124,25 +177,29 @@ def _lines(
     yield noted("", f"Guessed from the first {len(table):,} rows of {file.path.name}: {_READ_IT}")
     if file.header is not None:
         yield "# The first line looks like values, so the names of the columns are made up."
-    elif not is_parquet(file.path.name):
+    elif file.format is None and not is_parquet(file.path.name):
         names = file.column_names()
         if 2 * sum(1 for name in names if re.fullmatch(NUMBER, name)) >= len(names):
             looks = f"The first line looks like values ({', '.join(names[:8])})"
             yield noted("", f'{looks}: if it is, name the columns: header = ["user", ...]')
     for what in (
         *table.attrs["left out"],
+        *(f"{c.name} is a list of numbers, of which no column can be made" for c in numbers),
         *(f"{c.name} is a time, too, and another column splits" for c in times[1:]),
         *(f"{c.name} is an outcome by its name, and may be a label of its own" for c in outcomes),
     ):
         yield noted("", f"Left out: {what}.")
     yield f"name = {toml_value(file.path.name.partition('.')[0])}"
     yield _named(file.path)
-    if file.delimiter != ",":
+    if file.format is not None:
+        yield f"format = {toml_value(file.format)}"
+    elif file.delimiter != ",":
         yield f"delimiter = {toml_value(file.delimiter)}"
     if file.header is not None:
         yield f"header = [{', '.join(map(toml_value, file.header))}]"
     if len(absent) > len(ABSENT):
         yield noted(f"missing = [{', '.join(map(toml_value, absent))}]", "in every column")
+    yield from joins
     yield _labels(learned, labels, columns)
     for rating in ratings:
         yield noted(f"regression = [{toml_value(rating.name)}]", "no column holds 0 and 1")
@@ -160,17 +217,24 @@ def _unlike_a_label(name: str) -> int:
     return 0 if _LABEL.search(name) else 1 if _IS.search(name) else 2
 
 
-def _file(path: Path, delimiter: str | None) -> TableFile:
+def _file(path: Path, delimiter: str | None, form: Format | None) -> TableFile:
     """The file as it is to be read: with names that are made up where it has none."""
     if is_parquet(path.name):
         return TableFile(path=path)
+    if form is not None:
+        return TableFile(path=path, delimiter="\t", quotes=False, format=form, skip_bad_rows=True)
     file = TableFile(path=path, delimiter=delimiter or ",", skip_bad_rows=True)
+    if delimiter is None and _is_criteo(header_names(path, "\t", quotes=False)):
+        file.delimiter = "\t"
     names = file.column_names()
     if delimiter is None and len(names) == 1:
         seen = (mark for mark in _OTHER_DELIMITERS if len(names[0].split(mark)) > 1)
         file.delimiter = next(seen, ",") if "::" not in names[0] else ","
         names = file.column_names()
-    if all(re.fullmatch(NUMBER, name) for name in names) and not _are_counted(names):
+    numbers = [name for name in names if re.fullmatch(NUMBER, name)]
+    if _is_criteo(names):
+        file.header = (*["label"][: len(names) - 39], *_CRITEO)
+    elif len(numbers) == len(names) and not _are_counted(names):
         file.header = tuple(f"c{number}" for number in range(1, len(names) + 1))
     return file
 
@@ -182,6 +246,52 @@ _OTHER_DELIMITERS = "\t;"
 def _are_counted(names: Sequence[str]) -> bool:
     """Whether names are 0, 1, 2, ..., or 1, 2, ..., as pandas and others name columns."""
     return any(list(names) == [str(first + k) for k in range(len(names))] for first in (0, 1))
+
+
+_CRITEO = (*(f"I{n}" for n in range(1, 14)), *(f"C{n}" for n in range(1, 27)))
+"""Thirteen numbers and 26 categories, as the rows of Criteo's logs have them behind the label."""
+
+
+def _is_criteo(names: Sequence[str]) -> bool:
+    """Whether a first line is a row of Criteo's logs, with or without its label."""
+    labels = names[: len(names) - 39]
+    categories = names[-26:]
+    numbers = names[len(labels) : len(labels) + 13]
+    return (
+        len(names) in (39, 40)
+        and all(label in ("0", "1") for label in labels)
+        and all(re.fullmatch(r"-?\d*", text) for text in numbers)
+        and all(re.fullmatch(r"[0-9a-f]{8}|", text) for text in categories)
+    )
+
+
+def _beside(path: Path) -> tuple[list[str], list[GuessedColumn]]:
+    """The joins with the atomic files of users and items beside the one of interactions, and what
+    the columns look like that they add."""
+    lines = []
+    result = list[GuessedColumn]()
+    known = atomic_columns(path)
+
+    # A file beside it is joined by its first column, where interactions have that, too.
+    for suffix in (".user", ".item"):
+        other = path.with_suffix(suffix)
+        if path.suffix != ".inter" or not other.is_file():
+            continue
+        types = atomic_columns(other)
+        key = next(iter(types))
+        if key not in known:
+            continue
+        lines.append(
+            f"    {{ file = {toml_value(other.name)}, left = {toml_value(key)},"
+            f" right = {toml_value(key)} }},"
+        )
+
+        # What it adds; a column of users that rises is no time of the interactions.
+        table = _table(_file(other, None, "recbole"))
+        names = [name for name in table.columns if name not in known]
+        seen = [looked_at(name, table[name], False).as_typed(types[name]) for name in names]
+        result += [column._replace(rises=False) for column in seen]
+    return (["joins = [", *lines, "]"] if lines else []), result
 
 
 def _table(file: TableFile) -> pd.DataFrame:
@@ -196,8 +306,7 @@ def _table(file: TableFile) -> pd.DataFrame:
     if len(names) < 2:
         raise DataError(
             f"{file.path} has {len(names)} column: is --delimiter right, and does its first line"
-            " name the columns? '::' is no delimiter (sed 's/::/\\t/g' FILE > NEW.tsv), and lines"
-            " of libsvm, libffm or Vowpal Wabbit are no table: make one (docs/training.md)"
+            f" name the columns?{_other_form(names)}"
         )
     usable = [name for name in names if name and names.count(name) == 1]
     pieces: dict[str, list[np.ndarray]] = {name: [] for name in usable}
@@ -229,6 +338,21 @@ def _table(file: TableFile) -> pd.DataFrame:
     table.attrs["left out"] = [*sorted(doubled), *nameless, *odd.values(), *filter(None, [broken])]
     table.attrs["single"] = single
     return table.iloc[:ROWS]
+
+
+def _other_form(names: Sequence[str]) -> str:
+    """What a line of one column may be in another library's format, and what to do."""
+    line = ",".join(names)
+    if "::" in line:
+        return (
+            "\n  '::' stands between its values, and a delimiter is one character:"
+            " sed 's/::/\\t/g' FILE > NEW.tsv"
+        )
+    if re.match(r"[^|]*\|\S* \S", line):
+        return "\n  lines of Vowpal Wabbit are not read: make a table of them, a column a namespace"
+    if re.search(r"\S:\S+:\S", line):
+        return "; make a table of libffm's lines first (docs/training.md)"
+    return ""
 
 
 def _texts(array: Any) -> np.ndarray | None:

@@ -60,6 +60,14 @@ class GuessedColumn(NamedTuple):
     """Its type holds one value a row, whatever the text of one looks like."""
     rises: bool
     """From row to row, as the time of a log does."""
+    kind: str | None = None
+    """Its type, where the file names it."""
+
+    def as_typed(self, kind: str) -> GuessedColumn:
+        """The column as the type of an atomic file has it: token, float, or a list of them."""
+        if kind in ("token", "token_seq"):
+            return self._replace(numbers=False, whole=False, is_single=kind == "token", kind=kind)
+        return self._replace(is_single=kind == "float", kind=kind)
 
     @property
     def words_for_none(self) -> list[str]:
@@ -129,6 +137,8 @@ class GuessedColumn(NamedTuple):
     @property
     def separator(self) -> str | None:
         """Between the ids of a list; None where a sample has one value."""
+        if self.kind == "token_seq":
+            return " "
         mark = self.mark
         return mark if mark is not None and self._are_ids(mark) else None
 
@@ -152,6 +162,8 @@ class GuessedColumn(NamedTuple):
     @property
     def is_quantity(self) -> bool:
         """A number that is no id, as far as one can tell."""
+        if self.kind == "float":
+            return self.numbers
         an_id = self.whole and (len(self.values) <= FEW_IDS or bool(_ID.search(self.name)))
         return self.numbers and not an_id
 

@@ -146,6 +146,7 @@ MIXED = [int(k) for k in np.random.default_rng(3).permutation(60)]
     ("name", "values"),
     [
         ("hours_per_week", [10 + k for k in MIXED]),
+        ("update_count", MIXED),
         ("candidate_id", list(range(60))),
         ("birth_year", [1950 + k for k in MIXED]),
         ("watch_time_s", [k / 10 for k in MIXED]),
@@ -214,7 +215,22 @@ def test_a_first_line_of_values_is_said(tmp_path):
     assert "first line" not in guessed(tmp_path / "mine.csv")
 
 
-@pytest.mark.parametrize("word", ["NULL", "\\N"])
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        (["1:0.5,2:0.5", "3:0.1,1:0.9"] * 30, "id:weight? the weights become part of the ids"),
+        (["3^4", "5^6"] * 30, 'a list? then kind = "multi", separator = "^"'),
+        (["a#b", "b#c"] * 30, 'a list? then kind = "multi", separator = "#"'),
+    ],
+)  # fmt: skip
+def test_what_values_may_be_instead_is_said_at_the_column(tmp_path, values, note):
+    table = pd.DataFrame({"x": values, "user": "u1", "clicked": [k % 2 for k in range(60)]})
+    written(tmp_path, table)
+    (line,) = [row for row in (tmp_path / "mine.toml").read_text().splitlines() if '"x"' in row]
+    assert note in line
+
+
+@pytest.mark.parametrize("word", ["NULL", "NA", "\\N", "None", "<NA>"])
 def test_a_word_for_none_among_texts_is_told_at_its_column(tmp_path, word):
     """It is an id: who means none by it says so; where numbers have it, too, it is said already."""
     values = [word if k % 4 == 0 else f"c{k % 3}" for k in range(60)]
@@ -229,7 +245,7 @@ def test_a_word_for_none_among_texts_is_told_at_its_column(tmp_path, word):
     assert "missing" not in line
 
 
-@pytest.mark.parametrize("word", ["-", "NaN"])
+@pytest.mark.parametrize("word", ["-", "NaN", "n/a"])
 def test_a_rare_word_among_numbers_means_that_there_is_none(tmp_path, word):
     values = [word if k % 20 == 7 else f"{k}.5" for k in range(60)]
     table = pd.DataFrame({"x": values, "user": "u1", "clicked": [k % 2 for k in range(60)]})
@@ -279,10 +295,11 @@ _COLONS = "".join(f"{k % 5}::{k % 7}::{k % 2}\n" for k in range(60)).encode()
         (b"PK\x03\x04\x14\x00", ["zip archive", "unpack"]),
         (b'{"user": 1, "y": 0}\n{"user": 2, "y": 1}\n', ["JSON", "parquet or CSV"]),
         (b'[{"user": 1, "y": 0}]\n', ["JSON", "parquet or CSV"]),
-        (_COLONS, ["'::'", "sed"]),
-        (b"1 1:5:1 2:7:1\n0 1:6:1 2:8:1\n", ["libffm", "docs/training.md"]),
+        (_COLONS, ["'::'", "one character", "sed"]),
+        (b"1 |u 5:1 |i 7:0.5\n0 |u 6:1 |i 8:0.5\n", ["Vowpal Wabbit", "namespace"]),
+        (b"1 1:5:1 2:7:1\n0 1:6:1 2:8:1\n", ["libffm"]),
     ],
-    ids=["gz", "bz2", "parquet", "zip", "jsonl", "json", "colons", "libffm"],
+    ids=["gz", "bz2", "parquet", "zip", "jsonl", "json", "colons", "vw", "libffm"],
 )
 def test_a_file_of_another_kind_is_named_with_what_to_do(tmp_path, content, named):
     (tmp_path / "mine.csv").write_bytes(content)
@@ -317,6 +334,17 @@ def test_numbers_with_a_decimal_comma_are_no_list_of_ids(tmp_path):
     assert 'kind = "multi"' in line
 
 
+def test_a_label_of_two_words_is_named_with_what_to_do(tmp_path):
+    table = pd.DataFrame({"user": range(40), "bought": ["yes", "no"] * 20, "age": range(40)})
+    text = guessed(_saved(table, tmp_path))
+    assert "bought holds no and yes: a label must be 0 and 1" in text
+
+
+def _saved(table, folder):
+    table.to_csv(folder / "mine.csv", index=False)
+    return folder / "mine.csv"
+
+
 def test_a_schema_written_elsewhere_is_told_the_path_of_its_table(tmp_path, monkeypatch, capsys):
     (tmp_path / "x").mkdir()
     (tmp_path / "here").mkdir()
@@ -332,6 +360,11 @@ def test_a_schema_written_elsewhere_is_told_the_path_of_its_table(tmp_path, monk
     monkeypatch.chdir(tmp_path / "x")
     assert main(["data", "schema", "log.csv"]) == 0
     assert 'file = "log.csv"  # beside this schema\n' in capsys.readouterr().out
+
+
+def test_a_table_without_a_label_says_so(tmp_path):
+    (tmp_path / "mine.csv").write_text("user,price\nu1,2.5\nu2,3.5\n")
+    assert 'labels = ["?"]  # no column holds 0 and 1' in guessed(tmp_path / "mine.csv")
 
 
 @pytest.mark.parametrize("name", ["mine.csv", "mine.parquet"])
@@ -355,6 +388,14 @@ def test_one_day_with_most_rows_leaves_both_parts_some(tmp_path):
                           "clicked": [k % 2 for k in range(100)]})  # fmt: skip
     written(tmp_path, table)
     assert open_source(str(tmp_path / "mine.toml")).provenance().test_rows == 5
+
+
+def test_brackets_that_would_become_part_of_ids_are_told(tmp_path):
+    tags = ["['a', 'b']", "['b', 'a']", "[]"] * 4
+    table = pd.DataFrame({"tags": tags, "user": "u1", "clicked": [0, 1] * 6})
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    (line,) = [x for x in guessed(tmp_path / "mine.csv").splitlines() if '"tags"' in x]
+    assert "brackets and quotes stay in the ids" in line
 
 
 PACKED = gzip.compress(b"user,label\n" + b"".join(b"u%d,%d\n" % (k, k % 2) for k in range(9000)))
@@ -400,6 +441,13 @@ TABLES = {
     "labels are booleans": {"user": USERS, "clicked": pa.array(BITS).cast(pa.bool_())},
     "instants": {"user": USERS, "clicked": BITS, "at": DAYS},
     "instants with a zone": {"user": USERS, "clicked": BITS, "at": DAYS.tz_localize("Asia/Tokyo")},
+    "dates with a zone": {
+        "user": USERS, "clicked": BITS, "at": [f"{d.isoformat()}+02:00" for d in DAYS],
+    },
+    "dates of two zones": {
+        "user": USERS, "clicked": BITS,
+        "at": [f"{d.isoformat()}{('+02:00', '+0100')[k % 2]}" for k, d in enumerate(DAYS)],
+    },
     "dates of which some have a zone": {
         "user": USERS, "clicked": BITS,
         "at": [f"{d.isoformat()}{('Z', '')[k % 2]}" for k, d in enumerate(DAYS)],
@@ -408,8 +456,16 @@ TABLES = {
     "one number of a time": {"user": USERS, "clicked": BITS, "hour": [7] * 60},
     "bytes": {"user": USERS, "clicked": BITS, "x": pa.array([b"\xff"] * 60)},
     "bytes of texts": {"user": USERS, "clicked": BITS, "x": pa.array([b"a b", b"c"] * 30)},
+    "spans": {
+        "user": USERS, "clicked": BITS,
+        "x": pa.array([k * 17_000 for k in range(60)], pa.duration("s")),
+    },
+    "decimals": {
+        "user": USERS, "clicked": BITS, "x": pa.array(range(60)).cast(pa.decimal128(21, 2)),
+    },
     "structs": {"user": USERS, "clicked": BITS, "x": pa.array([{"a": k} for k in range(60)])},
     "lists": {"user": USERS, "clicked": BITS, "x": pa.array([["a", "b"]] * 60)},
+    "lists of structs": {"user": USERS, "clicked": BITS, "x": pa.array([[{"a": 1}]] * 60)},
     "numbers of which some are absent": {"user": USERS, "clicked": BITS, "x": [None, 7] * 30},
 }  # fmt: skip
 
@@ -443,6 +499,12 @@ def test_columns_that_training_cannot_name_are_left_out_and_said(text, left_out,
     assert sum(batch.size for batch in source.chunks("train")) > 0
 
 
+def test_broken_lines_are_left_out_and_said(tmp_path):
+    rows = "".join(f"u{k},{k % 2}\n" for k in range(60))
+    (tmp_path / "mine.csv").write_text("user,clicked\n" + rows + "u1\nu2,0,5\n")
+    assert "# Left out: 2 broken lines: see `data check`." in guessed(tmp_path / "mine.csv")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
@@ -451,8 +513,17 @@ def test_columns_that_training_cannot_name_are_left_out_and_said(text, left_out,
             lambda k: 1_600_000_000 + k * 79 if k % 3 else -1,
             "after the label",
         ),
+        ("time_delay_for_conversion", lambda k: k * 7919 % 9999, "after the label"),
+        ("dwell_time", lambda k: k * 37 % 60 + 0.5, "after the label"),
+        ("play_duration", lambda k: k * 7919 % 90_000, "after the label"),
+        ("revenue", lambda k: k * 37 % 60 + 0.5, "after the label"),
         ("position", lambda k: k * 7 % 10, "not known before"),
+        ("ad_rank", lambda k: k * 7 % 10, "not known before"),
         ("price", lambda k: k * 37 % 60 + 0.5, ""),
+        ("age", lambda k: 18 + k * 7 % 60, ""),
+        ("device_type", lambda k: k % 5, ""),
+        ("device_model", lambda k: f"{k % 60:08x}", ""),
+        ("zip_code", lambda k: 10_000 + k * 7919 % 89_999, ""),
     ],
 )
 def test_a_column_that_is_known_too_late_by_its_name_is_told(tmp_path, name, value, told):
@@ -470,6 +541,7 @@ def test_a_column_that_is_known_too_late_by_its_name_is_told(tmp_path, name, val
     [
         (("is_mobile", "label"), "label"), (("is_member", "purchase"), "purchase"),
         (("weekend", "is_click"), "is_click"), (("weekend", "is_attributed"), "is_attributed"),
+        (("is_new", "y"), "y"), (("is_new", "converted"), "converted"),
     ],
 )  # fmt: skip
 def test_the_label_is_what_a_person_would_take_for_one(tmp_path, names, label):
@@ -481,7 +553,8 @@ def test_the_label_is_what_a_person_would_take_for_one(tmp_path, names, label):
     ("names", "group"),
     [
         (("user_agent", "visitorid"), "visitorid"), (("qid", "user_id"), "user_id"),
-        (("user_agent", "qid"), "qid"), (("user_agent", "item"), None),
+        (("user_agent", "qid"), "qid"), (("item", "srch_id"), "srch_id"),
+        (("user_agent", "item"), None), (("query_id", "doc"), "query_id"),
     ],
 )  # fmt: skip
 def test_the_group_is_a_user_or_a_list_that_was_shown(tmp_path, names, group):

@@ -52,6 +52,7 @@ KEYS = {
     "line_breaks": True,
     "negatives": DrawnItems(items="b.csv", count=2),
     "quotes": False,
+    "format": "recbole",
 }
 
 
