@@ -15,9 +15,8 @@ from persia_sim.cluster.scenario import Averaging, DenseHome, Discipline, Noise
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import simulate
 from persia_sim.report.critical_path import WORKERS
-from persia_sim.report.measure import Estimate, step_time
+from persia_sim.report.measure import step_time
 from persia_sim.report.report import Report, exposed, report, sent_bytes
-from persia_sim.report.screen import SPEED, facts
 from tests.persia_sim.hand_world import facts_of, hand_costs, hand_scenario, law, sync_of_two
 from tests.persia_sim.sim_configurations import small_scenario
 
@@ -40,23 +39,6 @@ def test_throughput_step_and_bound_of_two_ranks_in_sync():
     assert told["its 95 % interval"].startswith("+-0.00 % of it, from 34 steps")
     assert told["step"].startswith("113000.00 ms")
     assert told["shortest step possible"].startswith("113000.00 ms, set by: window")
-
-
-def test_too_few_steps_have_no_interval_and_say_so():
-    told = facts_of(report(simulate(sync_of_two(steps=12))))
-    assert "too few" in told["its 95 % interval"] and "inf" not in "".join(told.values())
-
-
-@pytest.mark.parametrize(
-    ("half_width", "said"),
-    [(0.04, "1 % takes about --steps 1540"), (0.02, "1 % takes about --steps 340"), (0.01, "")],
-)
-def test_a_wide_interval_says_how_many_steps_a_narrow_one_takes(half_width, said):
-    """Its width falls with the root of the steps that count: of 100 here, in a run of 40."""
-    found = report(simulate(sync_of_two()))
-    wide = replace(found, samples_per_s=Estimate(1.0, half_width, 100))
-    interval = dict(facts(wide, narrow=0.01)[SPEED])["its 95 % interval"]
-    assert interval.partition("\n")[2] == said
 
 
 @pytest.mark.parametrize(

@@ -28,30 +28,6 @@ def test_a_fact_stands_on_a_line_with_its_name_in_one_column():
     assert said == "Fast?\n  rate       2 a second\n\nWhy?\n  step time  3 s\n             4 s"
 
 
-def test_the_facts_of_two_ranks_in_sync():
-    """Four samples of each of two ranks every 113 seconds; two hosts at $8, one at $4 and $2."""
-    found = facts_of(report(simulate(sync_of_two())))
-    assert found["throughput"] == "0.0708 samples/s"
-    assert found["its 95 % interval"] == "+-0.00 % of it, from 34 steps without the warm-up"
-    assert found["step"].splitlines()[0] == "113000.00 ms"
-    assert found["shortest step possible"] == "113000.00 ms, set by: window"
-    assert found["cost of an hour"] == "$22"
-    assert found["cost of 10^6 samples"] == "$86319.444"
-    assert found["GPUs"] == "2 x abacus" and found["batch"] == "8 samples, 4 on each rank"
-    assert found["embedding servers"] == "1 server on 1 host" and "racks" not in found
-
-
-def test_what_a_lookup_misses_in_a_window_of_one():
-    """Every lookup of a steady step misses exactly the step before, and every row its push."""
-    found = facts_of(report(simulate(hand_scenario(Mode.HYBRID, tau=1, steps=6), trace=True)))
-    assert found["staleness"] == (
-        "1.00 steps on average; 99 % of lookups miss at most 1; the oldest step missed is 1 back"
-    )
-    assert found["pushes missed"] == "1.0 on average; 99 % of lookups miss at most 1"
-    assert found["rows that miss none"] == "0.0 %"
-    assert found["mode"] == "hybrid, tau 1" and found["batches in flight"] == "at most 2"
-
-
 @pytest.mark.parametrize(
     ("half_width", "said"),
     [
@@ -87,14 +63,6 @@ def test_a_rate_that_is_hardly_known_has_few_digits(half_width, rate, step, doll
     assert (shown["throughput"], shown["step"].splitlines()[0]) == (rate, step)
     assert shown["cost of 10^6 samples"] == dollars
     assert ("goes on by itself" in shown["its 95 % interval"]) == (half_width > 0.1)
-
-
-def test_shares_are_listed_largest_first_and_below_each_other():
-    shares = {"a": 0.07, "b": 0.5, "c": 0.0004, "d": 0.43}
-    found = replace(report(simulate(sync_of_two())), use=shares, exposed_s={"x": 1.5, "y": 12.0})
-    told = facts_of(found)
-    assert told["busy resources"] == "50.0 %  b\n43.0 %  d\n 7.0 %  a"
-    assert told["ranks stand still for"] == "12000.00 ms  y\n 1500.00 ms  x"
 
 
 def test_the_json_holds_the_figures_unrounded():

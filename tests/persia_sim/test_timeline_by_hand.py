@@ -18,7 +18,7 @@ from persia_sim.cluster.scenario import Averaging, Discipline, Noise, Queues, Sc
 from persia_sim.cluster.stamps import Mark
 from persia_sim.engine.simulate import Run, simulate
 from tests.oracles.max_plus import instants
-from tests.persia_sim.hand_world import hand_cluster, hand_costs, hand_scenario, law
+from tests.persia_sim.hand_world import hand_costs, hand_scenario, law
 
 M = Mark
 ALONE = {  # of a batch whose lookup starts at 0
@@ -172,18 +172,6 @@ def test_a_straggler_takes_three_times_its_own_part(target, part, more):
     # Step 1 runs from 127 to 231, and no step begins or ends its slow part at these instants.
     once = replace(always, start_s=127.0, end_s=231.0)
     assert took(replace(base, disturbances=(once,))) == [plain[0], plain[1] + more, plain[2]]
-
-
-def test_another_process_slow_changes_nothing_here():
-    base = hand_scenario(Mode.SYNC, ranks=2, cluster=replace(hand_cluster(2)).with_workers(3))
-    base = replace(base, steps=4)
-    # Eight batches go round three workers: worker 1 has batches 1, 4 and 7.
-    slow = SlowDown(target=Target.WORKER, index=1, factor=3.0)
-    plain, late = simulate(base), simulate(replace(base, disturbances=(slow,)))
-    asked = (late.stamps[M.READ] - late.stamps[M.LOOKUP]) - (
-        plain.stamps[M.READ] - plain.stamps[M.LOOKUP]
-    )
-    assert asked.T.ravel().tolist() == [0, 4, 0, 0, 4, 0, 0, 4]
 
 
 def test_a_busy_worker_core_makes_the_second_batch_wait():
