@@ -39,8 +39,8 @@ ROOMS = {
         "studies", "benching", "__main__",
     ],
     "runtime.hosts": [
-        "torchrun", "resize", "wire", "launch", "rows", "pooling", "loading", "dense",
-        "row_processes", "rank_process", "ranks", "ray",
+        "torchrun", "resize", "merge_recordings", "wire", "launch", "rows", "pooling", "loading",
+        "dense", "row_processes", "rank_process", "ranks", "ray",
     ],
 }  # fmt: skip
 """Bottom first: a room imports from rooms before it, never from one after it. The doors to annexes
@@ -136,6 +136,7 @@ ANNEXE = "runtime.hosts"
 only the command line above it leads there.)"""
 DOORS = {
     "runtime.hosts.row_processes": {"runtime/executors/open.py rows_of"},
+    "runtime.hosts.merge_recordings": {"runtime/executors/open.py merged_trace"},
     "runtime.hosts.loading": {"runtime/executors/open.py opened"},
     "runtime.hosts.ranks": {"runtime/train_command.py _train_as_rank"},
     "runtime.hosts.torchrun": {"runtime/train_command.py _dispatch"},

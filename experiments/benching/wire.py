@@ -132,8 +132,7 @@ class WireBesideLaw:
     def _step_s(self, case: WireCase) -> float:
         """Seconds a step of one short run, after its first third."""
         from persia_sim.base.staleness import staleness_in_steps
-        from runtime.executors.merge_recordings import merged_trace
-        from runtime.executors.open import assemble_for
+        from runtime.executors.open import assemble_for, merged_trace
         from runtime.executors.threads import ConcurrentRun
         from runtime.rank.components import assemble
 

@@ -133,7 +133,7 @@ def _run_case(case: Case, steps: int, link: Apart | None) -> MeasuredRun:
 
 
 def _run_over(wire: Wire | None, case: Case, steps: int, link: Apart | None) -> MeasuredRun:
-    from runtime.executors.merge_recordings import merged_trace
+    from runtime.executors.open import merged_trace
     from runtime.executors.threads import ConcurrentRun
 
     # The link at the case's rate, which a plain transfer checks.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
+from persia_sim.base.trace import Trace
 from runtime.config import TrainConfig
 from runtime.data.open import open_source
 from runtime.data.source import LoadedElsewhere, SharedSource, Source
@@ -74,6 +77,15 @@ def rows_of(config: TrainConfig) -> OpenRows:
     from runtime.hosts.row_processes import rows_in_servers
 
     return rows_in_servers
+
+
+def merged_trace(leaders: Trace, of_servers: Sequence[np.ndarray]) -> Trace:
+    """The order of a run: what this process has written down, merged with what its servers have."""
+    if not of_servers:
+        return leaders
+    from runtime.hosts.merge_recordings import merged_with_servers
+
+    return merged_with_servers(leaders, of_servers)
 
 
 def assemble_for(

@@ -33,8 +33,7 @@ from runtime.dense.buckets import gathers
 from runtime.embedding.config import TableConfig
 from runtime.embedding.store import EmbeddingStore
 from runtime.executors.given_order import OrderedRun
-from runtime.executors.merge_recordings import merged_trace
-from runtime.executors.open import assemble_for, source_of
+from runtime.executors.open import assemble_for, merged_trace, source_of
 from runtime.executors.replayable import (
     load_order,
     refuse_cut_short,

@@ -26,7 +26,7 @@ from runtime.config import TrainConfig
 from runtime.dense.state import drain_into, load_generators, load_model
 from runtime.executors.constant_lag import CARRIES, ConstantLagRun
 from runtime.executors.given_order import OrderedRun
-from runtime.executors.merge_recordings import merged_trace
+from runtime.executors.open import merged_trace
 from runtime.executors.replayable import other_facts
 from runtime.executors.threads import ConcurrentRun
 from runtime.rank.components import Components, server_rules

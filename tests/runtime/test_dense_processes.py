@@ -534,14 +534,7 @@ def test_facts_of_all_ranks_are_exact_in_a_sum(dtype):
     model = fresh_model().to(dtype)
     count = len(list(model.parameters()))
     facts = [
-        [
-            0.0,
-            0.0,
-            0.1 + rank,
-            2.0**40 + 1 + rank,
-            7.0,
-            *(float(k % 2) for k in range(count)),
-        ]
+        [0.0, 0.0, 0.1 + rank, 2.0**40 + 1 + rank, 7.0, *(float(k % 2) for k in range(count))]
         for rank in range(3)
     ]
     buffers = []

@@ -31,8 +31,7 @@ from runtime.embedding.config import RowOptimizer, TableConfig
 from runtime.embedding.store import EmbeddingStore
 from runtime.embedding.worker import EmbeddingWorker
 from runtime.executors.given_order import OrderedRun
-from runtime.executors.merge_recordings import merged_trace
-from runtime.executors.open import assemble_for
+from runtime.executors.open import assemble_for, merged_trace
 from runtime.executors.threads import ConcurrentRun
 from runtime.process import flushing_denormals
 from runtime.rank.components import Components, fresh_tables

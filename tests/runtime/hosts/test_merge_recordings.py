@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from persia_sim.base.trace import ALL, Event, Kind, Trace
 from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import constant_lag
-from runtime.executors.merge_recordings import merge_recordings, merged_trace
+from runtime.executors.open import merged_trace
+from runtime.hosts.merge_recordings import merge_recordings
 
 READS = (Kind.LOOKUP, Kind.REFRESH)
 WRITES = (Kind.PUSH, Kind.LOST_PUSH, Kind.FRESH_PUSH, Kind.FRESH_LOST_PUSH)
@@ -192,7 +193,7 @@ import tracemalloc
 import numpy as np
 from persia_sim.base import trace
 from persia_sim.base.trace import ALL, Kind
-from runtime.executors.merge_recordings import merge_recordings
+from runtime.hosts.merge_recordings import merge_recordings
 
 trace.MOST_BYTES_IN_MEMORY = 1 << 18
 ranks, steps = 2, 12_000

@@ -38,10 +38,8 @@ def merge_recordings(
     return _Merging(recordings, ranks, numbers=numbers).run().finish().events
 
 
-def merged_trace(leaders: Trace, of_servers: Sequence[np.ndarray]) -> Trace:
+def merged_with_servers(leaders: Trace, of_servers: Sequence[np.ndarray]) -> Trace:
     """What a process has written down itself, merged with what its servers have."""
-    if not of_servers:
-        return leaders
     ranks = leaders.meta["ranks"]
     averages = Mode(leaders.meta["mode"]).averages_replicas
     first = _by_rank(leaders.events, ranks) if averages else [leaders.events]
