@@ -86,16 +86,21 @@ def held_table() -> str:
 
 
 def _errors(name: str, rows: Iterable[Row], own: str, guess: str = "") -> list[str]:
-    """A line of errors: how many points, the median, what nine in ten lie below, and the median of
-    a guess; columns hold logarithms."""
+    """A line of errors: how many points, the median, what nine in ten lie below, the median of a
+    guess, what share lies inside its 90 % band, and the middle one of these; columns hold
+    logarithms."""
     rows = list(rows)
     sizes, guesses = (
         [math.expm1(abs(float(row[column]))) for row in rows if column and row[column]]
         for column in (own, guess)
     )
     below = quantiles(sizes, n=10, method="inclusive")[-1]
-    cells = [percent(median(sizes), 1), percent(below), percent(median(guesses)) if guess else ""]
-    return [name, f"{len(rows)}", *cells]
+    by_guess = percent(median(guesses)) if guesses else ""
+    cells = [f"{len(rows)}", percent(median(sizes), 1), percent(below), by_guess]
+    bands = [float(row["half_90"]) for row in rows if "half_90" in row]
+    inside = [abs(float(row[own])) <= half for row, half in zip(rows, bands, strict=False)]
+    held = [percent(mean(inside)), f"{math.exp(median(bands)):.2f}"] if bands else ["", ""]
+    return [name, *cells, *held]
 
 
 _PERSIA_LEFT_OUT = {
@@ -109,8 +114,10 @@ _PERSIA_LEFT_OUT = {
 _STEPS_LEFT_OUT = {
     "software": "tables on GPUs: the software",
     "machine": "tables on GPUs: the kind of machine",
+    "software on a machine": "tables on GPUs: the software on that kind of machine",
     "nodes": "tables on GPUs: the number of nodes",
     "network": "tables on GPUs: all steps of several nodes",
+    "name of the software": "tables on GPUs: the name of the software",
 }
 """Group that a fit did not see -> what the page calls it."""
 
@@ -133,7 +140,8 @@ def errors_table() -> str:
         for what, name in _STEPS_LEFT_OUT.items()
     ]  # fmt: skip
     heads = ["what the fit did not see", "points", "median error", "nine in ten errors below"]
-    return markdown([*heads, "median error of the guess"], lines)
+    heads += ["median error of the guess", "inside their bands", "the middle band: times or over"]
+    return markdown(heads, lines)
 
 
 def validate_table() -> str:

@@ -9,9 +9,9 @@ wide as its start is not identified, and the table says so.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import log, nan, sqrt
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log, nan, sqrt
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from persia_sim.sharded.software import (
     generation,
     half_ln,
     strange,
+    unknown_software,
 )
 from persia_sim.sharded.stages import Job, step_s
 
@@ -42,6 +43,8 @@ such boxes differ by more than all other machines."""
 _AUDITED = 1.5
 """Weight of MLPerf's rounds, which are repeated and audited: machines of one kind differ by 5 %."""
 _STEP = 0.02
+_ROUNDS = 30
+_SETTLED = 1e-3
 
 Errors = np.ndarray
 """float64 [model and naive, points]: ln(predicted rate / measured rate)."""
@@ -121,20 +124,18 @@ class Fit:
 
 
 def search(
-    errors: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    errors: Callable[[np.ndarray], np.ndarray],
     points: int,
     constants: Mapping[str, Constant],
     *,
     first: np.ndarray | None = None,
-    held: Mapping[str, float] | None = None,
-    enters: Callable[[str], Sequence[int]] | None = None,
-    rounds: int = 30,
+    held: Collection[str] = (),
 ) -> Fit:
     """Find constants: least squares of errors, robust (soft L1), and of the distances of logarithms
     from their starts, plain.
 
-    ``errors(logs, places)`` are those of some of the points, over their noise. ``first`` is where
-    to begin, ``held`` fixes some logarithms, and a constant enters only the points ``enters`` says.
+    ``errors(logs)`` are those of the points, over their noise. ``first`` is where to begin, and the
+    ``held`` constants stay there.
     """
     from scipy.optimize import least_squares  # late: a second to import
 
@@ -142,10 +143,8 @@ def search(
     start = np.array([log(each.start) for each in constants.values()])
     widths = np.array([each.width for each in constants.values()])
     most = np.array([0.0 if each.is_share else 30.0 for each in constants.values()])
-    logs, every = np.minimum(start if first is None else first, most), np.arange(points)
-    for name, value in (held or {}).items():
-        logs[list(constants).index(name)] = value
-    free = np.array([name not in (held or {}) for name in constants])
+    logs = np.minimum(start if first is None else first, most)
+    free = np.array([name not in held for name in constants])
 
     # The solver sees the free logarithms alone.
     def at(x: np.ndarray) -> np.ndarray:
@@ -155,7 +154,7 @@ def search(
 
     # Errors of the points, robust; distances from the starts, plain: they are the prior.
     def residuals(x: np.ndarray) -> np.ndarray:
-        return np.concatenate([errors(at(x), every), (x - start[free]) / widths[free]])
+        return np.concatenate([errors(at(x)), (x - start[free]) / widths[free]])
 
     def robust(squares: np.ndarray) -> np.ndarray:
         root = np.sqrt(1 + squares)
@@ -163,15 +162,13 @@ def search(
         plain = np.array([squares, np.ones_like(squares), np.zeros_like(squares)])
         return np.where(np.arange(len(squares)) < points, loss, plain)
 
-    # Slopes by differences, over the points alone that a constant enters: most enter few.
+    # Slopes by differences.
     def slopes(x: np.ndarray) -> np.ndarray:
-        result, here = np.zeros((points, len(logs))), errors(at(x), every)
-        for k, name in enumerate(constants):
-            mine = every if enters is None else np.array(enters(name), int)
-            if free[k] and len(mine):
-                moved = at(x)
-                moved[k] -= _STEP  # downwards: a share may stand at its limit
-                result[mine, k] = (here[mine] - errors(moved, mine)) / _STEP
+        result, here = np.zeros((points, len(logs))), errors(at(x))
+        for k in np.flatnonzero(free):
+            moved = at(x)
+            moved[k] -= _STEP  # downwards: a share may stand at its limit
+            result[:, k] = (here - errors(moved)) / _STEP
         return result
 
     # The best logarithms, and how sharply the data say so.
@@ -179,32 +176,66 @@ def search(
         residuals,
         logs[free],
         loss=robust,
-        max_nfev=rounds,
+        max_nfev=_ROUNDS,
         ftol=1e-5,
         bounds=(np.full(free.sum(), -np.inf), most[free]),
         jac=lambda x: np.vstack([slopes(x)[:, free], np.diag(1 / widths[free])]),
     )
     jacobian = slopes(solution.x)
-    data = jacobian.T @ (((1.0 + errors(at(solution.x), every) ** 2) ** -0.5)[:, None] * jacobian)
+    data = jacobian.T @ (((1.0 + errors(at(solution.x)) ** 2) ** -0.5)[:, None] * jacobian)
     return Fit(constants, at(solution.x), float(solution.cost), data)
 
 
-def fit(
-    rows: Sequence[Measured],
-    first: np.ndarray | None = None,
-    rounds: int = 30,
-    held: Mapping[str, float] | None = None,
-) -> Fit:
+def fit(rows: Sequence[Measured], first: np.ndarray | None = None) -> Fit:
     """The constants of GPU-sharded training from measured steps."""
-    scale = weights(rows) / NOISE
+    logs = np.log([each.start for each in FITTED.values()]) if first is None else first
+    for _ in range(_ROUNDS):
+        found = tangent(rows, logs).fit(range(len(rows)))
+        settled = np.abs(found.logs - logs).max() < _SETTLED
+        logs = found.logs
+        if settled:
+            break
+    return found
 
-    def errors(logs: np.ndarray, places: np.ndarray) -> np.ndarray:
-        return scale[places] * log_errors([rows[k] for k in places], *with_logs(logs))
 
-    def enters(name: str) -> list[int]:
-        return [k for k, row in enumerate(rows) if touches(name, row)]
+@dataclass(frozen=True, slots=True)
+class Tangent:
+    """The errors of rows as a linear law of the logarithms of the constants, near some of these:
+    what is fitted to parts of the rows is found by it in no time."""
 
-    return search(errors, len(rows), FITTED, first=first, held=held, enters=enters, rounds=rounds)
+    rows: Sequence[Measured]
+    logs: np.ndarray
+    """float64 [constants]: where the law touches."""
+    errors: np.ndarray
+    """float64 [rows]: ln(simulated step / measured step) there."""
+    slopes: np.ndarray
+    """float64 [rows, constants]"""
+
+    def fit(self, places: Sequence[int]) -> Fit:
+        """The constants from some of the rows."""
+        chosen = list(places)
+        scale = weights([self.rows[k] for k in chosen]) / NOISE
+        errors = self.errors[chosen]
+        slopes = self.slopes[chosen]
+
+        def off(logs: np.ndarray) -> np.ndarray:
+            moved: np.ndarray = errors + slopes @ (logs - self.logs)
+            return scale * moved
+
+        return search(off, len(chosen), FITTED, first=self.logs)
+
+
+def tangent(rows: Sequence[Measured], logs: np.ndarray) -> Tangent:
+    """The errors of rows near some logarithms of the constants."""
+    errors = log_errors(rows, *with_logs(logs))
+    slopes = np.zeros((len(rows), len(FITTED)))
+    for place, name in enumerate(FITTED):
+        mine = [k for k, row in enumerate(rows) if touches(name, row)]
+        moved = logs.copy()
+        moved[place] -= _STEP  # downwards: a share may stand at its limit
+        less = log_errors([rows[k] for k in mine], *with_logs(moved))
+        slopes[mine, place] = (errors[mine] - less) / _STEP
+    return Tangent(rows, logs, errors, slopes)
 
 
 def with_logs(logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
@@ -244,13 +275,19 @@ def generations_of(rows: Sequence[Measured]) -> set[str]:
     return {generation(s.host, s.gpus) for s in systems if s.gpus > 1}
 
 
+def _machine(row: Measured) -> str:
+    return generation(row.job.system.host, row.job.system.gpus)
+
+
 LEFT_OUT: dict[str, Callable[[Measured], str]] = {
     "software": lambda row: row.family,
-    "machine": lambda row: generation(row.job.system.host, row.job.system.gpus),
+    "machine": _machine,
+    "software on a machine": lambda row: f"{row.family} on {_machine(row)}",
     "nodes": lambda row: f"{row.job.system.nodes} nodes" if row.job.system.nodes > 1 else "",
     "network": lambda row: "several nodes" if row.job.system.nodes > 1 else "",
 }
 """What is left out as a whole, and which of it a row is of; empty: it is not left out."""
+NAME = "name of the software"
 
 
 PARTS: dict[str, Callable[[Measured], bool]] = {
@@ -309,47 +346,60 @@ def left_out_table(what: str, held: Sequence[Held]) -> str:
         groups = {}
     groups[f"all, each {what} left out in turn"] = points
     groups |= {f"  {name}": [x for x in points if of(x.row)] for name, of in PARTS.items()}
-    lines = [f"{what + ' left out':34} {HEADER}   naive: median, p90   band holds"]
+    lines = [f"{what + ' left out':34} {HEADER}   naive: median, p90   bands hold, middle one"]
     for name, group in groups.items():
         if group:
             errors = compared(name, (x.error for x in group), (x.naive for x in group))
-            lines.append(f"{errors}   {coverage(group):10.0%}")
+            middle = exp(np.median([x.half() for x in group]))
+            lines.append(f"{errors}   {coverage(group):10.0%}, {middle:.2f}")
     return "\n".join(lines)
 
 
 _MANY = 24  # groups of which each has a line
 
 
-def held_out(
-    rows: Sequence[Measured], whole: Fit, label: Callable[[Measured], str], rounds: int = 8
-) -> list[Held]:
+def held_out(near: Tangent, label: Callable[[Measured], str]) -> list[Held]:
     """Every row that has a label, predicted by a fit to those that have another one."""
+    rows = near.rows
     groups: dict[str, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         if name := label(row):
             groups[name].append(place)
     result = []
     for name, places in groups.items():
-        others = [row for place, row in enumerate(rows) if place not in set(places)]
-        result += _held([rows[place] for place in places], others, name, whole, rounds)
+        result += _held(near, places, sorted(set(range(len(rows))) - set(places)), name)
     return result
 
 
-def _held(
-    mine: Sequence[Measured], others: Sequence[Measured], name: str, whole: Fit, rounds: int
-) -> list[Held]:
-    again = fit(others, whole.logs, rounds)
-    values = with_logs(borrowed(again, others))
-    errors = -log_errors(mine, *values)
-    seen = seen_of(others)
-    machines = generations_of(others)
+def _held(near: Tangent, mine: Sequence[int], others: Sequence[int], name: str) -> list[Held]:
+    again = near.fit(others)
+    kept = [near.rows[place] for place in others]
+    values = with_logs(borrowed(again, kept))
+    left = [near.rows[place] for place in mine]
+    errors = -log_errors(left, *values)
+    spreads = np.array(list(again.spread.values()))
+    seen = seen_of(kept)
+    machines = generations_of(kept)
     result = []
-    for row, error, naive in zip(mine, errors, naive_rates(mine, others), strict=True):
-        job = row.under(*values)
-        new = tuple(strange(job, seen, machines))
-        spread = constants_ln(job, again.spread)
+    for place, row, error, naive in zip(mine, left, errors, naive_rates(left, kept), strict=True):
+        new = tuple(strange(row.under(*values), seen, machines))
+        spread = float(np.linalg.norm(near.slopes[place] * spreads))
         off = log(naive / row.samples_per_s) if row.samples_per_s else nan
         result.append(Held(row, name, float(error), off, spread, new))
+    return result
+
+
+def unnamed(rows: Sequence[Measured]) -> list[Held]:
+    """Every row but those of the stand-in, as if nobody knew the name of its software."""
+    spreads = {name: constant.spread for name, constant in FITTED.items()}
+    hidden = unknown_software("unnamed")
+    result = []
+    for row in rows:
+        job = replace(row.job, software=hidden)
+        error = log(row.step_s / step_s(job))
+        spread = constants_ln(job, spreads)
+        if row.family != hidden.unmeasured:
+            result.append(Held(row, row.family, error, nan, spread, tuple(strange(job))))
     return result
 
 

@@ -258,11 +258,11 @@ class MeasuredFiles(Planned):
     """Tables of each workload, as my_tables.csv; else workload_tables.csv beside them, where there
     is one."""
 
-    def check_files(self, needed: bool, **others: tuple[Path, ...]) -> None:
+    def check_files(self, needed: bool) -> None:
         """Raise ValueError naming the first option whose file is not there, or that is needed and
         not given."""
         asked = {"rows": self.rows, "workloads": self.workloads, "systems": self.systems}
-        for name, paths in (asked | others | {"tables": (self.tables or Path(),)}).items():
+        for name, paths in (asked | {"tables": (self.tables or Path(),)}).items():
             for path in paths:
                 if path != Path() and not path.is_file():
                     raise ValueError(f"{name} {path} is missing; name a CSV with a header line")

@@ -178,12 +178,11 @@ def fit_shared(
     start."""
     spreads = np.array([point.spread for point in known])
 
-    def errors(logs: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def errors(logs: np.ndarray) -> np.ndarray:
         values = dict(zip(FITS, np.exp(logs).tolist(), strict=True))
-        return log_errors([known[k] for k in places], values, batches, edit) / spreads[places]
+        return log_errors(known, values, batches, edit) / spreads
 
-    starts = {name: log(FITS[name].start) for name in held}
-    solution = search(errors, len(known), FITS, held=starts)
+    solution = search(errors, len(known), FITS, held=held)
     return SharedFit(solution, dict(batches), log_errors(known, solution.values, batches, edit))
 
 

@@ -29,18 +29,17 @@ class Options(MeasuredFiles):
     of: Literal["gpu", "persia"] = "gpu"
     """gpu: systems with tables on the GPUs. persia: the hybrid cluster at the points of the paper's
     figures, by constants that are fitted to them anew."""
-    known: tuple[Path, ...] = ()
-    """Measured lines for the naive baseline, as known.csv; else the rows themselves."""
     left_out: bool = False
-    """Predict every row by constants of a fit that did not see its software, its machine, its
-    number of nodes, any system of several nodes (some minutes); of persia each series and size."""
+    """Predict every row by constants of a fit that did not see its software, its machine, both
+    together, its number of nodes, any system of several nodes, and as if the name of its software
+    were unknown; of persia each series and size (some minutes)."""
     fit: bool = False
     """Fit the constants of tables on the GPUs anew, and print what the rows say of each."""
 
     def _check(self) -> None:
         given = bool(self.rows or self.workloads or self.systems)
-        self.check_files(needed=given, known=self.known)
-        if self.of == "persia" and (given or self.known or self.fit):
+        self.check_files(needed=given)
+        if self.of == "persia" and (given or self.fit):
             raise ValueError("--of persia has points of its own, which it fits: drop --rows, --fit")
 
 
@@ -52,7 +51,7 @@ def run(options: Options) -> None:
         return
     rows, left_out = options.load(options.rows)
     if options.dry_run:
-        fits = ", each by fits that did not see it: some minutes more" * options.left_out
+        fits = ", each by fits that did not see it" * options.left_out
         print(f"{len(rows)} published steps are predicted{fits}; {options.duration()}")
         return
 
@@ -67,9 +66,7 @@ def run(options: Options) -> None:
     if options.left_out:
         _left_out(measured, options.out)
         return
-    known = rows
-    if options.known:
-        known, _ = options.load(options.known)
+    known = [*rows, *options.load(())[0]] if options.rows else rows
     path = options.out / "predict_published.csv"
     records = predictions(rows, known)
     write_csv(path, records)
@@ -177,10 +174,11 @@ def _left_out(rows: Sequence[Measured], out: Path) -> None:
     """Print the tables of what was left out in turn, and write every error with its band."""
     if len(rows) < _LEAST:
         raise ValueError(f"rows hold {len(rows)} measurements; --left-out needs {_LEAST} or more")
-    whole = calibration.fit(rows, np.log([each.value for each in FITTED.values()]))
+    near = calibration.tangent(rows, np.log([each.value for each in FITTED.values()]))
     lines: list[dict[str, object]] = []
-    for what, label in calibration.LEFT_OUT.items():
-        held = calibration.held_out(rows, whole, label)
+    for what in (*calibration.LEFT_OUT, calibration.NAME):
+        label = calibration.LEFT_OUT.get(what)
+        held = calibration.held_out(near, label) if label else calibration.unnamed(rows)
         print(calibration.left_out_table(what, held), end="\n\n", flush=True)
         lines += [held_record(what, each) for each in held]
     path = out / "predict_published_left_out.csv"
@@ -295,8 +293,6 @@ def report(rows: Sequence[Measured], records: Sequence[dict[str, object]]) -> st
     lines.append(
         calibration.compared("all (one point a class)", points.predicted, points.naive, width)
     )
-    if not np.isfinite(points.naive).any():
-        lines.append("nearest series: no measured row is of another series; name some with --known")
     each = [_median(part.predicted.abs()) for _, part in by_series]
     lines.append(f"{'all (one point a series)':{width}} {calibration.score(each)}")
 

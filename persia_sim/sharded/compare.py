@@ -232,7 +232,7 @@ def sides(run: Run, software: Software = _USUAL) -> list[Side]:
     return compared
 
 
-_LAUNCHED = "launch_s", "replay_s", "host_s", "host_reading_s", "host_multi_s"
+_LAUNCHED = "launch_s", "replay_s", "host_s", "host_multi_s"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -352,7 +352,7 @@ class Software:
     versions: str = ""
     """Releases that it stands for, from and to."""
     unmeasured: str = ""
-    """Where nobody published a step of it: whose constants it takes. Its band is wider."""
+    """Where a name is all that is known of it: whose constants it takes. Its band is the widest."""
     launch_s: Annotated[float, Usual.LATENCY]
     """Launching one kernel on a core of speed 1, >= 0."""
     replay_s: Annotated[float, Usual.LATENCY] = 0.0
@@ -370,8 +370,6 @@ class Software:
     host_s: Annotated[float, Usual.LATENCY] = 0.0
     """What the host does once a step beside launching, on a core of speed 1 (as all `host_` times),
     >= 0."""
-    host_reading_s: Annotated[float, Usual.LATENCY] = 0.0
-    """Seconds more where batches are read from files and not already on the GPU, >= 0."""
     host_multi_s: Annotated[float, Usual.LATENCY] = 0.0
     """Seconds more where there is more than one GPU: collectives and their synchronisation, >=
     0."""

@@ -290,8 +290,7 @@ def host_s(job: Job, tables: bool = True) -> float:
         of_tables = kernels(job, tables) - kernels(job, tables=False)
         launched += of_tables * (job.in_machine - 1)
     launched_s = soft.launch_s * launched
-    once_s = soft.host_s + soft.host_reading_s * job.reads_files
-    once_s += _collectives_s(job, tables)
+    once_s = soft.host_s + _collectives_s(job, tables)
     return (once_s + launched_s) / job.system.host.core_speed
 
 

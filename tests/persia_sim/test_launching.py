@@ -94,14 +94,13 @@ def test_a_network_whose_layers_nobody_counted_has_as_many_as_its_multiplication
 
 
 def test_what_a_step_has_once_is_paid_where_it_is_met():
-    once = replace(BARE, host_s=1e-3, host_reading_s=2e-3, host_multi_s=4e-3, host_exchange_s=8e-3)
+    once = replace(BARE, host_s=1e-3, host_multi_s=4e-3, host_exchange_s=8e-3)
     one, four = (System(host=HOST, gpus=gpus) for gpus in (1, 4))
     copies = replace(once, strategy=Strategy.DATA_PARALLEL)
     for asked, expected in (
-        (job(software=once, system=one, reads_files=False), 1),
-        (job(software=once, system=one), 1 + 2),
-        (job(software=once, system=four), 1 + 2 + 4 + 8),
-        (job(software=copies, system=four), 1 + 2 + 4),
+        (job(software=once, system=one), 1),
+        (job(software=once, system=four), 1 + 4 + 8),
+        (job(software=copies, system=four), 1 + 4),
     ):
         assert stages(asked).host_s == pytest.approx(expected * 1e-3)
 

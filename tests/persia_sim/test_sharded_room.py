@@ -18,6 +18,7 @@ from persia_sim.sharded.compare import fitting_gpus
 from persia_sim.sharded.plan import Strategy, make_plan
 from persia_sim.sharded.software import (
     BAND,
+    SEEN,
     SOFTWARE,
     Seen,
     band_ln,
@@ -99,13 +100,10 @@ def test_every_fitted_constant_is_where_its_owner_has_it():
         assert getattr(found, field) == value, (holder, field)
 
 
-def test_a_system_says_its_releases_and_one_that_nobody_measured_whose_constants_it_has():
-    unmeasured = {name: soft for name, soft in SOFTWARE.items() if soft.unmeasured}
-    assert set(unmeasured) == {"tf1", "oneflow-1"}
+def test_a_system_says_its_releases_and_has_measured_steps():
+    assert SOFTWARE.keys() == SEEN.keys()
     for name, soft in SOFTWARE.items():
-        assert soft.name == name and soft.versions and soft.source
-        if soft.unmeasured:
-            assert soft.launch_s == SOFTWARE[soft.unmeasured].launch_s
+        assert soft.name == name and soft.versions and soft.source and not soft.unmeasured
 
 
 def usual(**changes: object) -> Job:
