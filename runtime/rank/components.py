@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import nn
 
 from persia_sim.base.trace import Trace, TraceRecorder
+from persia_sim.base.vocabulary import Dense
 from runtime.config import TrainConfig
 from runtime.data.batch import Layout
 from runtime.data.files import files_of
@@ -44,13 +46,18 @@ class OnlyProcess:
     def open_rule(self, components: Components, on_update: OnUpdate) -> DenseRule:
         """The rule of the dense weights that the mode asks for; ``on_update`` matters where
         it leads."""
-        given = components.config, components.learner.model, components.recorder, on_update
-        mode = components.config.sync.mode
-        if mode.has_dense_server:
-            return AsyncRule(*given)
-        if mode.averages_replicas:
-            return TimedAveraging(*given)
-        return SharedWeights(*given, overlapped=mode.overlaps_dense_sync, stop=components.stop)
+        rule = components.config.sync.mode.rules.dense
+        overlapped = rule is Dense.OVERLAPPED
+        shared = partial(SharedWeights, overlapped=overlapped, stop=components.stop)
+        rules: dict[Dense, Callable[..., DenseRule]] = {
+            Dense.ALL_REDUCED: shared,
+            Dense.OVERLAPPED: shared,
+            Dense.ON_SERVERS: AsyncRule,
+            Dense.AVERAGED: TimedAveraging,
+        }
+        return rules[rule](
+            components.config, components.learner.model, components.recorder, on_update
+        )
 
     def begin_leg(self, prepare: Callable[[], None]) -> None:
         """Return when all processes are ready and the leading one has prepared the servers."""

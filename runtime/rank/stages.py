@@ -325,9 +325,9 @@ class Permits:
     """The original's other bound: batches of a rank between the start of its lookup and the moment
     at which every server has closed its push."""
 
-    def __init__(self, ranks: int, permits: int, servers: int, stop: Stop) -> None:
+    def __init__(self, ranks: int, permits: int, shards: int, stop: Stop) -> None:
         self._permits = permits
-        self._servers = servers
+        self._shards = shards
         self._stop = stop
         self._in_flight = [0] * ranks
         self._closings: Counter[tuple[int, int]] = Counter()
@@ -348,7 +348,7 @@ class Permits:
         """A server has closed the push of (rank, step); with the last one the permit is free."""
         with self._changed:
             self._closings[rank, step] += 1
-            if self._closings[rank, step] == self._servers:
+            if self._closings[rank, step] == self._shards:
                 del self._closings[rank, step]
                 self._in_flight[rank] -= 1
                 self._changed.notify_all()
