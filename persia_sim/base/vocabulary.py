@@ -152,10 +152,7 @@ OWN_STEPS = frozenset(
 )
 """Modes in which each rank counts its own."""
 FRESH_TABLES = frozenset(
-    {
-        Rules(Read.LATE, Write.CHOSEN, Dense.ALL_REDUCED, Read.AHEAD),
-        Rules(Read.LATE, Write.CHOSEN, Dense.OVERLAPPED, Read.AHEAD),
-    }
+    rules._replace(read_fresh=Read.AHEAD) for rules in COMMON_STEP if rules.read is Read.LATE
 )
 """Those with late rows and a common step, in which the tables named fresh are exact."""
 KNOWN_MODES = COMMON_STEP | OWN_STEPS | FRESH_TABLES
