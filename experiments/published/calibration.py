@@ -290,16 +290,6 @@ LEFT_OUT: dict[str, Callable[[Measured], str]] = {
 NAME = "name of the software"
 
 
-PARTS: dict[str, Callable[[Measured], bool]] = {
-    "inside a node": lambda row: row.job.system.nodes == 1,
-    "several nodes": lambda row: row.job.system.nodes > 1,
-    "MLPerf": lambda row: "mlperf" in row.series,
-    "no DLRM (Wide & Deep, NCF, demo)": lambda row: row.job.ranker.name in _UNLIKE,
-}
-"""Rows that are also told apart."""
-_UNLIKE = {"outbrain_wd", "ncf_ml20m", "sok_demo"}
-
-
 @dataclass(frozen=True, slots=True)
 class Held:
     """A row predicted by constants in which it had no part."""
@@ -336,7 +326,7 @@ def coverage(held: Sequence[Held], band: Band = BAND) -> float:
 
 
 def left_out_table(what: str, held: Sequence[Held]) -> str:
-    """A table of what was left out in turn: each, then all, then `PARTS`."""
+    """A table of what was left out in turn: each, then all."""
     points = points_of(held)
     groups = {
         name: [x for x in points if x.group == name]
@@ -345,7 +335,6 @@ def left_out_table(what: str, held: Sequence[Held]) -> str:
     if len(groups) > _MANY:
         groups = {}
     groups[f"all, each {what} left out in turn"] = points
-    groups |= {f"  {name}": [x for x in points if of(x.row)] for name, of in PARTS.items()}
     lines = [f"{what + ' left out':34} {HEADER}   naive: median, p90   bands hold, middle one"]
     for name, group in groups.items():
         if group:
