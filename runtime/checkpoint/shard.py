@@ -260,7 +260,7 @@ def load_rows(server: NativeShard, *, folder: str, values_only: bool = False) ->
 
 def _restore(server: NativeShard, table: str, arrays: Arrays) -> None:
     """Put rows into an empty table."""
-    server.tables[table].restore(**arrays._asdict(), removed=arrays.ids[:0], keep_present=False)
+    server.tables[table].restore(**arrays._asdict())
 
 
 def load_vectors(server: NativeShard, *, table: str, file: str, digest: str) -> dict[str, Any]:

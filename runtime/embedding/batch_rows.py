@@ -63,7 +63,7 @@ class BatchPlan(Mapping[str, TablePlan]):
     occurrences: np.ndarray
     """int64 [N], by table; empty where there is one table."""
     starts: np.ndarray
-    """int64 [2, T + 1]: where a table's ``inverse`` and ``occurrences`` start."""
+    """int64 [T + 1]: where a table's ``inverse`` and ``occurrences`` start."""
     only_shard: int | None = None
     """The shard of all ids, where it is one."""
     apart: tuple[bool, ...] = ()
@@ -73,12 +73,12 @@ class BatchPlan(Mapping[str, TablePlan]):
     def __getitem__(self, name: str) -> TablePlan:
         table = self.tables[name]
         first, rows, _ = self.spans[table]
-        inverse, occurrences = (slice(*row[table : table + 2]) for row in self.starts)
+        here = slice(*self.starts[table : table + 2])
         return TablePlan(
             self.ids[first : first + rows],
             self.bounds[table],
-            self.inverse[inverse],
-            slice(None) if len(self.tables) == 1 else self.occurrences[occurrences],
+            self.inverse[here],
+            slice(None) if len(self.tables) == 1 else self.occurrences[here],
         )
 
     def __iter__(self) -> Iterator[str]:

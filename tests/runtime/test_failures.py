@@ -8,7 +8,7 @@ import pytest
 
 from persia_sim.base.vocabulary import Mode
 from runtime.dense.optimizer import FunctionalOptimizer
-from runtime.executors.threads import ConcurrentRun
+from runtime.executors.threads import CARRIES, ConcurrentRun
 from runtime.rank.components import assemble
 from tests.runtime.hosts.test_faults import in_thread
 from tests.runtime.worlds import ArraySource, config
@@ -24,7 +24,7 @@ def bounded(work, seconds: float = 120.0):
     return found[0] if found else None
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode.rules in CARRIES])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_error_while_a_snapshot_is_evaluated_ends_the_run(mode, ranks):
     """Evaluation runs inside the dense update, where all other ranks wait."""

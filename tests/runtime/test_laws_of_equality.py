@@ -17,6 +17,7 @@ from persia_sim.base.vocabulary import Mode
 from persia_sim.base.window import updates_missed
 from runtime.embedding.config import Admission, Capacity
 from runtime.executors.replayable import DECIDES_NO_BYTE, refuse_other_run, trace_meta
+from runtime.executors.threads import CARRIES
 from runtime.rank.components import tables_of
 from tests.runtime.worlds import (
     ENGINES,
@@ -80,7 +81,7 @@ def test_async_is_hybrid_with_rows_and_dense_weights_as_many_updates_late(ranks,
 
 
 @pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode.rules in CARRIES])
 @pytest.mark.law4
 def test_decay_and_dropout_are_the_same_in_every_mode(mode, executor):
     """One rank without lateness computes in every mode what it computes in sync."""

@@ -27,17 +27,11 @@ _Spans = Annotated[
     NDArray[numpy.int64], dict(shape=(None, 3), order="C", device="cpu", writable=False)
 ]
 _Starts = Annotated[
-    NDArray[numpy.int64], dict(shape=(2, None), order="C", device="cpu", writable=False)
+    NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)
 ]
 _Floats = Annotated[NDArray[Any], dict(order="C", device="cpu")]
 _Read = Annotated[NDArray[Any], dict(order="C", device="cpu", writable=False)]
 _Mask = Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu")]
-
-class Storage(enum.Enum):
-    f32 = 0
-    f64 = 1
-    f16 = 2
-    bf16 = 3
 
 class OptimizerKind(enum.Enum):
     sgd = 0
@@ -50,9 +44,7 @@ class OptimizerKind(enum.Enum):
 class Initial(enum.Enum):
     uniform = 0
     normal = 1
-    gamma = 2
-    poisson = 3
-    constant = 4
+    constant = 2
 
 class Eviction(enum.Enum):
     none = 0
@@ -61,17 +53,15 @@ class Eviction(enum.Enum):
 class Options:
     def __init__(self) -> None: ...
     dim: int
-    storage: Storage
+    wide: bool
     optimizer: OptimizerKind
     initial_accumulator: float
     eps: float
     l1: float
     l2: float
-    weight_bound: float
     key: int
     initial: Initial
-    initial_a: float
-    initial_b: float
+    initial_scale: float
     eviction: Eviction
     capacity_rows: int
     admission_probability: float
@@ -97,20 +87,20 @@ class Table:
     def __init__(self, options: Options) -> None: ...
     def __len__(self) -> int: ...
     def rows(self) -> tuple[NDArray[numpy.uint64], NDArray[Any], NDArray[Any]]: ...
-    def freeze(self, only_changed: bool, track: bool) -> None: ...
+    def freeze(self) -> None: ...
     def copy_slice(self, slots: int) -> bool: ...
     def collect(self) -> dict[str, Any]: ...
-    def settle(self, kept: bool) -> None: ...
+    def drop_snapshot(self) -> None: ...
     def restore(
         self,
         ids: _Ids,
         words: _Words,
         stamps: _Words,
         rows: _Rows,
-        removed: _Ids,
         latest_step: int,
         keep_present: bool = False,
     ) -> None: ...
+    def forget(self, ids: _Ids) -> None: ...
     def lease(self, ids: _Ids, start: int, stop: int) -> dict[str, Any]: ...
     @property
     def state_floats(self) -> int: ...

@@ -46,8 +46,6 @@ def empty(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> np.ndarray:
 _KINDS = {"sum": 0, "mean": 1, "sqrtn": 2, "sequence": 3}
 _NO_OFFSETS = np.empty(0, np.int64)
 _NO_MASK = np.empty((0, 0), np.uint8)
-_ROWS_OF_THEIR_OWN = (False, 0, 0)
-"""Of a table in the kernels: no id shares its row, or has several."""
 
 
 class Planner:
@@ -58,7 +56,6 @@ class Planner:
         self._numbers = {table.name: number for number, table in enumerate(every)}
         self._dims = np.array([t.dim for t in every])
         self._shards = shards
-        self._shapes = [(t.dim, *_ROWS_OF_THEIR_OWN) for t in every]
         self._table_of_field = np.array([self._numbers[f.table] for f in fields], np.int32)
 
     def plan(self, batch: Batch) -> BatchPlan:
@@ -67,7 +64,7 @@ class Planner:
             np.ascontiguousarray(batch.ids),
             _NO_OFFSETS if batch.offsets is None else batch.offsets,
             self._table_of_field,
-            self._shapes,
+            self._dims.tolist(),
             int(VALUE_MASK),
             self._shards,
         )

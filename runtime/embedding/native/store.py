@@ -71,7 +71,7 @@ class NativeStore(ShardedStore):
         """Forget what was remembered, and not collected."""
         for shard in self._native:
             for table in shard.values():
-                table.settle(False)
+                table.drop_snapshot()
 
     def restore(
         self, table: str, shards: Sequence[Mapping[str, Any]], *, keep_present: bool = False
@@ -82,10 +82,8 @@ class NativeStore(ShardedStore):
 
     def forget(self, table: str, ids: np.ndarray) -> None:
         """Drop these rows, values and state, as if they had never been."""
-        none = np.zeros(0, np.uint32)
         for tables in self._native:
-            rows = np.zeros((0, 0), np.uint8)
-            tables[table].restore(ids[:0], none, none, rows, ids, 0)
+            tables[table].forget(ids)
 
     def _open_rows(self) -> list[NativeShard]:
         tables = self.tables.values()
@@ -107,11 +105,11 @@ def freeze(tables: Iterable[Any]) -> None:
     frozen: list[Any] = []
     try:
         for table in tables:
-            table.freeze(False, False)
+            table.freeze()
             frozen.append(table)
     except BaseException:
         for table in frozen:
-            table.settle(False)
+            table.drop_snapshot()
         raise
 
 
@@ -210,7 +208,7 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     rule = config.optimizer
     options = native.Options()
     options.dim = config.dim
-    options.storage = native.Storage.f64 if config.dtype == "float64" else native.Storage.f32
+    options.wide = config.dtype == "float64"
     kind = _OPTIMIZERS.get(rule.kind, rule.kind)
     options.optimizer = getattr(native.OptimizerKind, kind)
     options.initial_accumulator = rule.initial_accumulator
@@ -224,8 +222,7 @@ def open_table(config: TableConfig, seed: int, shards: int) -> native.Table:
     options.key = int.from_bytes(key.digest(), "little")
     initial = "uniform" if config.initial_file else config.initial
     options.initial = getattr(native.Initial, initial)
-    scale = config.initial_scale
-    options.initial_a, options.initial_b = (0.0, scale) if initial == "normal" else (scale, 0.0)
+    options.initial_scale = config.initial_scale
 
     # Who gets a row, and when it expires.
     options.admission_probability = config.admission.probability

@@ -320,7 +320,7 @@ class ControlConnection(ServerCalls):
     def drop_rows(self) -> None:
         """Forget what was remembered, and not collected."""
         for table in self._tables.values():
-            table.settle(False)
+            table.drop_snapshot()
 
     def see_folder(self, mark: str) -> Payload:
         """Whether a file that rank 0 has made is seen here."""

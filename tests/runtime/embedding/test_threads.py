@@ -126,7 +126,7 @@ gives_up_s = time.monotonic() + 100.0
 wrong, calls, sizes = [0], [0, 0], [0]
 no_offsets, no_inverse = np.empty(0, np.int64), np.empty(0, np.int32)
 layout = native.PoolLayout([], [1])
-spans, starts = np.array([[0, 8192, 0]]), np.zeros((2, 2), np.int64)
+spans, starts = np.array([[0, 8192, 0]]), np.zeros(2, np.int64)
 
 def enough():
     return min(calls) > 400_000 and sizes[0] > 8_000

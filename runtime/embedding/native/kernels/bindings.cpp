@@ -26,7 +26,7 @@ std::vector<Part> parts_of(const std::vector<Table*>& tables, const Ids& ids, co
   for (size_t t = 0; t < tables.size(); ++t) {
     const Options& options = tables[t]->options();
     const int64_t first = spans(t, 0), rows = spans(t, 1), at = spans(t, 2);
-    require(numbers.dtype() == (options.wide() ? nb::dtype<double>() : nb::dtype<float>()),
+    require(numbers.dtype() == (options.wide ? nb::dtype<double>() : nb::dtype<float>()),
             "values and gradients must be of the tables' dtype");
     require(first >= 0 && rows >= 0 && first <= n && rows <= n - first,
             "the rows of a table must lie inside ids");
@@ -35,7 +35,7 @@ std::vector<Part> parts_of(const std::vector<Table*>& tables, const Ids& ids, co
     char* const start = static_cast<char*>(const_cast<void*>(
         static_cast<const void*>(numbers.data())));  // a push only reads it
     parts.push_back({ids.data() + first, handles.data() + first, writes.data() + first,
-                     start + at * options.compute_bytes(), static_cast<size_t>(rows)});
+                     start + at * options.number_bytes(), static_cast<size_t>(rows)});
   }
   return parts;
 }
@@ -88,7 +88,7 @@ nb::object give_floats(std::vector<char>&& bytes, size_t rows, size_t columns, b
 nb::tuple all_rows(const Table& table) {
   Rows rows = unlocked([&] { return table.rows(); });
   const size_t n = rows.ids.size();
-  const bool wide = table.options().wide();
+  const bool wide = table.options().wide;
   return nb::make_tuple(give<uint64_t>(std::move(rows.ids), {n}),
                         give_floats(std::move(rows.values), n, table.options().dim, wide),
                         give_floats(std::move(rows.state), n, table.options().state_floats(), wide));
@@ -97,13 +97,11 @@ nb::tuple all_rows(const Table& table) {
 // A snapshot or an image of n rows, as `restore` takes it.
 template <class Found>
 nb::dict give_rows(const Table& table, Found found, size_t n, size_t stamps) {
-  const size_t removed = found.removed.size();
   nb::dict out;
   out["ids"] = give<uint64_t>(std::move(found.ids), {n});
   out["words"] = give<uint32_t>(std::move(found.words), {n});
   out["stamps"] = give<uint32_t>(std::move(found.stamps), {stamps});
   out["rows"] = give<uint8_t>(std::move(found.rows), {n, table.options().row_bytes()});
-  out["removed"] = give<uint64_t>(std::move(found.removed), {removed});
   out["latest_step"] = found.latest_step;
   return out;
 }
@@ -122,8 +120,8 @@ std::vector<T> copy_of(const Given<T>& column) {
 }
 
 void restore(Table& table, const Given<uint64_t>& ids, const Given<uint32_t>& words,
-             const Given<uint32_t>& stamps, const RowBytes& rows, const Given<uint64_t>& removed,
-             uint32_t latest_step, bool keep_present) {
+             const Given<uint32_t>& stamps, const RowBytes& rows, uint32_t latest_step,
+             bool keep_present) {
   const size_t n = ids.shape(0);
   require(words.shape(0) == n && rows.shape(0) == n && (stamps.shape(0) == n || !stamps.shape(0)),
           "ids, words, stamps and rows must have one length");
@@ -134,10 +132,13 @@ void restore(Table& table, const Given<uint64_t>& ids, const Given<uint32_t>& wo
   from.words = copy_of(words);
   from.stamps = copy_of(stamps);
   from.rows.assign(rows.data(), rows.data() + rows.size());
-  from.removed = copy_of(removed);
   from.latest_step = latest_step;
   nb::gil_scoped_release free;
   table.restore(from, keep_present);
+}
+
+void forget(Table& table, const Given<uint64_t>& ids) {
+  unlocked([&] { table.forget(ids.data(), ids.shape(0)); });
 }
 
 nb::dict lease(Table& table, const Given<uint64_t>& ids, size_t start, size_t stop) {
@@ -156,26 +157,23 @@ void bind_words(nb::module_& module, const char* name, std::initializer_list<con
 }
 
 void bind_options(nb::module_& module) {
-  bind_words<Storage>(module, "Storage", {"f32", "f64", "f16", "bf16"});
   bind_words<OptimizerKind>(module, "OptimizerKind", {"sgd", "adagrad", "adagrad_row", "adam",
                                                       "adam_row", "ftrl"});
-  bind_words<Initial>(module, "Initial", {"uniform", "normal", "gamma", "poisson", "constant"});
+  bind_words<Initial>(module, "Initial", {"uniform", "normal", "constant"});
   bind_words<Eviction>(module, "Eviction", {"none", "lru"});
 
   nb::class_<Options>(module, "Options")
       .def(nb::init<>())
       .def_rw("dim", &Options::dim)
-      .def_rw("storage", &Options::storage)
+      .def_rw("wide", &Options::wide)
       .def_rw("optimizer", &Options::optimizer)
       .def_rw("initial_accumulator", &Options::initial_accumulator)
       .def_rw("eps", &Options::eps)
       .def_rw("l1", &Options::l1)
       .def_rw("l2", &Options::l2)
-      .def_rw("weight_bound", &Options::weight_bound)
       .def_rw("key", &Options::key)
       .def_rw("initial", &Options::initial)
-      .def_rw("initial_a", &Options::initial_a)
-      .def_rw("initial_b", &Options::initial_b)
+      .def_rw("initial_scale", &Options::initial_scale)
       .def_rw("eviction", &Options::eviction)
       .def_rw("capacity_rows", &Options::capacity_rows)
       .def_rw("admission_probability", &Options::admission_probability)
@@ -196,13 +194,13 @@ void bind_table(nb::module_& module) {
       .def(nb::init<const Options&>(), "options"_a)
       .def("__len__", &Table::size)
       .def("rows", &all_rows)
-      .def("freeze", &Table::freeze, "only_changed"_a, "track"_a,
-           nb::call_guard<nb::gil_scoped_release>())
+      .def("freeze", &Table::freeze, nb::call_guard<nb::gil_scoped_release>())
       .def("copy_slice", &Table::copy_slice, "slots"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("collect", &collect_snapshot)
-      .def("settle", &Table::settle, "kept"_a, nb::call_guard<nb::gil_scoped_release>())
-      .def("restore", &restore, "ids"_a, "words"_a, "stamps"_a, "rows"_a, "removed"_a,
+      .def("drop_snapshot", &Table::drop_snapshot, nb::call_guard<nb::gil_scoped_release>())
+      .def("restore", &restore, "ids"_a, "words"_a, "stamps"_a, "rows"_a,
            "latest_step"_a, "keep_present"_a = false)
+      .def("forget", &forget, "ids"_a)
       .def("lease", &lease, "ids"_a, "start"_a, "stop"_a)
       .def_prop_ro("state_floats", [](const Table& t) { return t.options().state_floats(); })
       .def_prop_ro("resident_bytes", &Table::resident_bytes)

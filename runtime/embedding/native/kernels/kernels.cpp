@@ -1,4 +1,4 @@
-// One optimiser step on one row, and pooling; 16-bit numbers are in half.hpp. Compiled once per
+// One optimiser step on one row, and pooling; float16 for the wire is in half.hpp. Compiled once per
 // instruction set (KERNEL_NAME is scalar, avx2 or avx512), so all but the last lines is never merged
 // across them.
 #include "kernels.hpp"
@@ -24,9 +24,8 @@ struct Rule {
         rest1(static_cast<T>(1 - kBeta1)),
         rest2(static_cast<T>(1 - kBeta2)),
         l1(static_cast<T>(o.l1)),
-        l2(static_cast<T>(o.l2)),
-        bound(static_cast<T>(o.weight_bound)) {}
-  T eps, rest1, rest2, l1, l2, bound;
+        l2(static_cast<T>(o.l2)) {}
+  T eps, rest1, rest2, l1, l2;
 };
 
 // The mean of squares of a row, summed by halves: element j takes element j + half, and so on down
@@ -100,23 +99,17 @@ inline void step_row(const Rule<T>& rule, T* __restrict v, T* __restrict s, cons
       s[j] = grown;
     }
   }
-  if (rule.bound > 0) {
-    for (size_t j = 0; j < dim; ++j) {
-      v[j] = v[j] > rule.bound ? rule.bound : v[j] < -rule.bound ? -rule.bound : v[j];
-    }
-  }
 }
 
-template <OptimizerKind K, class T, size_t D, bool Half>
+template <OptimizerKind K, class T, size_t D>
 void step_all(const RowStep& call) {
   const Options& options = *call.options;
   const Rule<T> rule(options);
   const T lr = static_cast<T>(call.factor);
   const size_t dim = D ? D : options.dim;
-  T small[D ? 3 * D : 1];
-  std::vector<T> large(D ? 0 : 3 * dim + 1);
+  T small[D ? 2 * D : 1];
+  std::vector<T> large(D ? 0 : 2 * dim + 1);
   T* scratch = D ? small : large.data();
-  [[maybe_unused]] T* values = scratch + 2 * dim;  // of a row that is stored in 16 bits
   for (size_t i = 0; i < call.n; ++i) {
     if (i < call.next_n) {
       if (call.next_gradients) prefetch(call.next_gradients[i]);
@@ -125,34 +118,25 @@ void step_all(const RowStep& call) {
     char* row = call.rows + call.slots[i] * call.stride;
     auto* state = reinterpret_cast<T*>(row + options.state_offset());
     const auto* gradient = static_cast<const T*>(call.gradients[i]);
-    if constexpr (Half) {
-      load_values<D>(options, row, values);
-      step_row<K, T, D>(rule, values, state, gradient, dim, lr, scratch);
-      store_values<D>(options, call.ids[i], call.writes[i], values, row);
-    } else {
-      step_row<K, T, D>(rule, reinterpret_cast<T*>(row), state, gradient, dim, lr, scratch);
-    }
+    step_row<K, T, D>(rule, reinterpret_cast<T*>(row), state, gradient, dim, lr, scratch);
   }
 }
 
-template <class T, size_t D, bool Half>
+template <class T, size_t D>
 void step_kind(const RowStep& call) {
   switch (call.options->optimizer) {
-    case OptimizerKind::sgd: return step_all<OptimizerKind::sgd, T, D, Half>(call);
-    case OptimizerKind::adagrad: return step_all<OptimizerKind::adagrad, T, D, Half>(call);
-    case OptimizerKind::adagrad_row: return step_all<OptimizerKind::adagrad_row, T, D, Half>(call);
-    case OptimizerKind::adam: return step_all<OptimizerKind::adam, T, D, Half>(call);
-    case OptimizerKind::adam_row: return step_all<OptimizerKind::adam_row, T, D, Half>(call);
-    case OptimizerKind::ftrl: return step_all<OptimizerKind::ftrl, T, D, Half>(call);
+    case OptimizerKind::sgd: return step_all<OptimizerKind::sgd, T, D>(call);
+    case OptimizerKind::adagrad: return step_all<OptimizerKind::adagrad, T, D>(call);
+    case OptimizerKind::adagrad_row: return step_all<OptimizerKind::adagrad_row, T, D>(call);
+    case OptimizerKind::adam: return step_all<OptimizerKind::adam, T, D>(call);
+    case OptimizerKind::adam_row: return step_all<OptimizerKind::adam_row, T, D>(call);
+    case OptimizerKind::ftrl: return step_all<OptimizerKind::ftrl, T, D>(call);
   }
 }
 
 void step_rows(const RowStep& call) {
-  if (call.options->wide()) return step_kind<double, 0, false>(call);
-  by_dim(call.options->dim, [&]<size_t D>() {
-    if (call.options->half()) return step_kind<float, D, true>(call);
-    step_kind<float, D, false>(call);
-  });
+  if (call.options->wide) return step_kind<double, 0>(call);
+  by_dim(call.options->dim, [&]<size_t D>() { step_kind<float, D>(call); });
 }
 
 // Bags of rows -> field vectors, and the transpose; sums in the order of samples (law 6).
@@ -219,20 +203,19 @@ template <class T, size_t D>
 void pool_samples(const Pool& call) {
   const size_t dim = D ? D : call.dim;
   const T* rows = static_cast<const T*>(call.rows);
-  size_t at = occurrences_before(call, call.first_sample) * call.rounds;
-  const size_t total = occurrences_before(call, call.last_sample) * call.rounds;
+  size_t at = occurrences_before(call, call.first_sample);
+  const size_t total = occurrences_before(call, call.last_sample);
   for (size_t b = call.first_sample; b < call.last_sample; ++b) {
     for (size_t f = 0; f < call.fields; ++f) {
       const PoolField& field = call.field[f];
       const size_t length = bag_length(call, b, field);
       const int32_t* which = call.inverse + at;
-      prefetch_bag<T>(call, at, length * call.rounds, total);
-      at += length * call.rounds;
+      prefetch_bag<T>(call, at, length, total);
+      at += length;
       if (field.kind == PoolKind::sequence) {
         T* out = static_cast<T*>(field.sequence) + b * field.max_length * dim;
         for (size_t l = 0; l < field.max_length; ++l) {
-          const size_t count = l < length ? call.rounds : 0;
-          sum_rows<T, D>(call, which + l * call.rounds, count, T{1}, out + l * dim);
+          sum_rows<T, D>(call, which + l, l < length, T{1}, out + l * dim);
           if (field.mask) field.mask[b * field.max_length + l] = l < length;
         }
         continue;
@@ -241,7 +224,7 @@ void pool_samples(const Pool& call) {
       if (call.plain_copy) {
         std::memcpy(out, rows + which[0] * dim, dim * sizeof(T));
       } else {
-        sum_rows<T, D>(call, which, length * call.rounds, weight_of<T>(field.kind, length), out);
+        sum_rows<T, D>(call, which, length, weight_of<T>(field.kind, length), out);
       }
     }
   }
@@ -256,16 +239,16 @@ class Occurrences {
   bool next() {
     if (sample_ == call_.samples) return false;
     if (!call_.offsets) {
-      from = (sample_ * call_.fields + call_.first_field) * call_.rounds;
-      to = from + (call_.last_field - call_.first_field) * call_.rounds;
+      from = sample_ * call_.fields + call_.first_field;
+      to = from + call_.last_field - call_.first_field;
     } else if (call_.fields == call_.bags) {
       const int64_t* const at = call_.offsets + sample_ * call_.bags;
-      from = static_cast<size_t>(at[call_.first_field]) * call_.rounds;
-      to = static_cast<size_t>(at[call_.last_field]) * call_.rounds;
+      from = static_cast<size_t>(at[call_.first_field]);
+      to = static_cast<size_t>(at[call_.last_field]);
     } else {
       from = behind_;
       for (size_t f = 0; f < call_.fields; ++f) {
-        const size_t count = bag_length(call_, sample_, call_.field[f]) * call_.rounds;
+        const size_t count = bag_length(call_, sample_, call_.field[f]);
         if (f < call_.first_field) from += count;
         if (f + 1 == call_.last_field) to = behind_ + count;
         behind_ += count;
@@ -331,19 +314,18 @@ void scatter_samples(const Pool& call) {
     const int32_t* which = call.inverse + now.from;
     for (size_t f = call.first_field; f < call.last_field; ++f) {
       const PoolField& field = call.field[f];
-      const size_t length = bag_length(call, b, field), count = length * call.rounds;
-      fetch(count);
+      const size_t length = bag_length(call, b, field);
+      fetch(length);
       if (field.kind == PoolKind::sequence) {
         const T* gradient = static_cast<const T*>(field.sequence) + b * field.max_length * dim;
         for (size_t l = 0; l < std::min(length, field.max_length); ++l) {
-          add_gradient<SomeRows, T, D>(call, which + l * call.rounds, call.rounds, T{1},
-                                       gradient + l * dim);
+          add_gradient<SomeRows, T, D>(call, which + l, 1, T{1}, gradient + l * dim);
         }
       } else {
         const T* gradient = static_cast<const T*>(call.pooled) + b * call.width + field.column;
-        add_gradient<SomeRows, T, D>(call, which, count, weight_of<T>(field.kind, length), gradient);
+        add_gradient<SomeRows, T, D>(call, which, length, weight_of<T>(field.kind, length), gradient);
       }
-      which += count;
+      which += length;
     }
   }
 }
@@ -366,7 +348,6 @@ void scatter(const Pool& call) {
 
 }  // namespace
 
-const Kernels KERNEL_SET = {KERNEL_NAME,     step_rows, pool,      scatter,   load_half,
-                            store_values<0>, to_half,   from_half, round_half};
+const Kernels KERNEL_SET = {KERNEL_NAME, step_rows, pool, scatter, to_half, from_half, round_half};
 
 }  // namespace embedding

@@ -8,9 +8,8 @@
 
 namespace embedding {
 
-enum class Storage : int { f32, f64, f16, bf16 };
 enum class OptimizerKind : int { sgd, adagrad, adagrad_row, adam, adam_row, ftrl };
-enum class Initial : int { uniform, normal, gamma, poisson, constant };
+enum class Initial : int { uniform, normal, constant };
 enum class Eviction : int { none, lru };
 
 // Adam's decays of the mean and of the mean square. Source: the defaults of torch.optim.Adam.
@@ -19,29 +18,24 @@ inline constexpr double kBeta1 = 0.9, kBeta2 = 0.999;
 // Filled in by Python once, read by every kernel.
 struct Options {
   uint64_t dim = 8;
-  Storage storage = Storage::f32;
+  bool wide = false;  // float64, else float32
 
   OptimizerKind optimizer = OptimizerKind::sgd;
   double initial_accumulator = 0;
   double eps = 1e-10;
   double l1 = 0;
   double l2 = 0;
-  double weight_bound = 0;  // 0: none
 
   uint64_t key = 0;  // stands for (seed, table)
   Initial initial = Initial::uniform;
-  double initial_a = 0;  // uniform: scale; normal: mean; gamma: shape; poisson: rate; constant: value
-  double initial_b = 0;  // normal: standard deviation; gamma: scale
+  double initial_scale = 0;  // uniform: half of the range; normal: standard deviation; constant: value
 
   Eviction eviction = Eviction::none;
   uint64_t capacity_rows = 0;  // of this shard
   double admission_probability = 1;  // that an absent id gets a row
   uint32_t expire_after_steps = 0;  // 0: never
 
-  bool wide() const { return storage == Storage::f64; }
-  bool half() const { return storage == Storage::f16 || storage == Storage::bf16; }
-  size_t compute_bytes() const { return wide() ? 8 : 4; }
-  size_t value_bytes() const { return half() ? 2 : compute_bytes(); }
+  size_t number_bytes() const { return wide ? 8 : 4; }
   size_t state_floats() const {
     switch (optimizer) {
       case OptimizerKind::sgd: return 0;
@@ -53,12 +47,9 @@ struct Options {
     }
     return 0;
   }
-  // Values first, the state right behind them (at a multiple of its own size).
-  size_t state_offset() const {
-    const size_t unit = compute_bytes();
-    return (dim * value_bytes() + unit - 1) / unit * unit;
-  }
-  size_t row_bytes() const { return state_offset() + state_floats() * compute_bytes(); }
+  // Values first, the state right behind them.
+  size_t state_offset() const { return dim * number_bytes(); }
+  size_t row_bytes() const { return state_offset() + state_floats() * number_bytes(); }
 };
 
 // Hashing of ids: the same bits as runtime.data.ids.mix64 and runtime.embedding.batch_rows.shard_of.
@@ -96,31 +87,6 @@ class Draws {
     const double radius = std::sqrt(-2.0 * std::log(positive()));
     return radius * std::cos(2.0 * std::numbers::pi * unit());
   }
-  // Marsaglia and Tsang (2000); a shape below 1 by the boost U**(1 / shape).
-  double gamma(double shape) {
-    if (shape < 1) {
-      const double boost = std::pow(positive(), 1.0 / shape);
-      return gamma(shape + 1) * boost;
-    }
-    const double d = shape - 1.0 / 3.0, c = 1.0 / std::sqrt(9.0 * d);
-    for (;;) {
-      const double x = normal(), root = 1.0 + c * x;
-      if (root <= 0) continue;
-      const double v = root * root * root;
-      if (std::log(positive()) < 0.5 * x * x + d - d * v + d * std::log(v)) return d * v;
-    }
-  }
-  // Knuth's product of uniforms: fit for the small rates that make sense here.
-  double poisson(double rate) {
-    const double limit = std::exp(-rate);
-    double product = positive(), count = 0;
-    while (product > limit) {
-      product *= positive();
-      ++count;
-    }
-    return count;
-  }
-
  private:
   uint64_t stream_;
   uint64_t count_ = 0;
@@ -132,17 +98,15 @@ void fill_initial(const Options& options, uint64_t id, T* values) {
   if (options.initial == Initial::uniform) {
     for (uint64_t j = 0; j < options.dim; ++j) {
       const uint64_t bits = mix64(base + (j + 1) * kGolden) >> 11;
-      values[j] = static_cast<T>((static_cast<double>(bits) * 0x1p-52 - 1.0) * options.initial_a);
+      values[j] =
+          static_cast<T>((static_cast<double>(bits) * 0x1p-52 - 1.0) * options.initial_scale);
     }
     return;
   }
   for (uint64_t j = 0; j < options.dim; ++j) {
     Draws draws(options.key, id, j);
-    double value = options.initial_a;
-    if (options.initial == Initial::normal) value += options.initial_b * draws.normal();
-    if (options.initial == Initial::gamma) value = options.initial_b * draws.gamma(value);
-    if (options.initial == Initial::poisson) value = draws.poisson(value);
-    values[j] = static_cast<T>(value);
+    const double scale = options.initial_scale;
+    values[j] = static_cast<T>(options.initial == Initial::normal ? scale * draws.normal() : scale);
   }
 }
 
@@ -157,8 +121,6 @@ struct RowStep {
   char* rows;
   size_t stride;               // bytes from one row to the next
   const uint32_t* slots;       // [n]
-  const uint64_t* ids;         // [n], of stochastic rounding
-  const uint32_t* writes;      // [n], of stochastic rounding: each row's own count of steps, from 1
   const void* const* gradients;  // [n] pointers to [dim]
   double factor;               // the step length: the learning rate, bias-corrected for Adam
   size_t n;
@@ -185,8 +147,7 @@ struct Pool {
   size_t fields;
   const PoolField* field;   // [fields] of this table
   const int64_t* offsets;   // [samples * bags + 1] bag bounds, null: one id in every bag
-  const int32_t* inverse;   // which distinct row each occurrence is; `rounds` entries an occurrence
-  size_t rounds;
+  const int32_t* inverse;   // which distinct row each occurrence is
   size_t dim;
   size_t width;             // elements of a row of `pooled`
   void* pooled;             // [samples, width]
@@ -218,8 +179,6 @@ struct Kernels {
   void (*step_rows)(const RowStep&);
   void (*pool)(const Pool&);
   void (*scatter)(const Pool&);  // adds to rows that are zeros at first
-  void (*load_half)(const Options&, const char* row, float* out);
-  void (*store_half)(const Options&, uint64_t id, uint32_t writes, const float* values, char* row);
   void (*to_half)(const HalfRows&);     // numbers -> scales, halves
   void (*from_half)(const HalfRows&);   // the way back
   void (*round_half)(const HalfRows&);  // both at once: numbers -> rounded

@@ -124,12 +124,12 @@ void group_by_shard(const uint64_t* found, uint32_t count, uint32_t shards, size
 // Where the occurrences of a batch's fields stand.
 struct Bags {
   const int64_t* offsets;  // [samples * fields + 1]; null: one id in every bag
-  size_t samples, fields, rounds;
+  size_t samples, fields;
 
   // The first one of a field in a sample; of field `fields` the first one of the next sample.
   size_t at(size_t sample, size_t field) const {
     const size_t bag = sample * fields + field;
-    return (offsets ? static_cast<size_t>(offsets[bag]) : bag) * rounds;
+    return offsets ? static_cast<size_t>(offsets[bag]) : bag;
   }
 };
 
@@ -223,42 +223,21 @@ uint32_t merge_by_field(const uint64_t* ids, const Bags& bags, int32_t* inverse,
   return count;
 }
 
-struct TableShape {
-  size_t dim;
-  bool share_rows;          // fields see the same rows: the field's number is left out of the id
-  uint32_t rounds;          // of a hash stack, whose rows make up an id; 0: the id has its own row
-  uint64_t rows_per_round;
-};
-
 // Of all tables, side by side.
 struct BatchPlan {
   Column<uint64_t> ids{0};          // distinct, of each table grouped by shard; `spans` has their end
-  Column<int32_t> inverse{0};       // one entry for each round of each occurrence
+  Column<int32_t> inverse{0};       // one entry for each occurrence
   Column<int64_t> occurrences{0};   // where in the batch's ids; empty where there is one table
   std::vector<int64_t> spans;       // [tables, 3]: first id, ids, element where the first row starts
   std::vector<int64_t> bounds;      // [tables, shards + 1]: where a shard's ids start
-  std::vector<int64_t> starts;      // [2, tables + 1]: of `inverse`, of `occurrences`
+  std::vector<int64_t> starts;      // [tables + 1]: of `inverse` and of `occurrences`
   std::vector<bool> apart;          // [tables]; empty where nobody has looked
 };
-
-// The rows that each id is made of, in the order of rounds, as tests/oracles/reference/initial.py.
-void stack(const uint64_t* ids, size_t n, const TableShape& shape, uint64_t value_mask,
-           std::vector<uint64_t>& rows) {
-  rows.resize(n * shape.rounds);
-  for (size_t i = 0; i < n; ++i) {
-    uint64_t hash = ids[i];
-    for (uint32_t round = 0; round < shape.rounds; ++round) {
-      hash = mix64(hash + 1);
-      rows[i * shape.rounds + round] = (ids[i] & ~value_mask) |
-                                       (hash % shape.rows_per_round + round * shape.rows_per_round);
-    }
-  }
-}
 
 // Of each table, whether none of its rows belongs to two fields: by what stands in the ids beside their
 // value. Whoever makes a batch by hand may have given two fields the same ids.
 std::vector<bool> rows_apart(const uint64_t* ids, const Bags& bags, const int32_t* table_of_field,
-                             const std::vector<TableShape>& tables, uint64_t value_mask) {
+                             size_t tables, uint64_t value_mask) {
   const size_t fields = bags.fields;
   std::vector<uint64_t> tag(fields, 0), differ(fields, 0);
   std::vector<bool> met(fields, false);
@@ -278,18 +257,18 @@ std::vector<bool> rows_apart(const uint64_t* ids, const Bags& bags, const int32_
       for (size_t i = from; i < to; ++i) differ[f] |= ids[i] ^ tag[f];
     }
   }
-  std::vector<bool> apart(tables.size(), true);
-  std::vector<std::vector<uint64_t>> tags(tables.size());
+  std::vector<bool> apart(tables, true);
+  std::vector<std::vector<uint64_t>> tags(tables);
   for (size_t f = 0; f < fields; ++f) {
     const auto t = static_cast<size_t>(table_of_field[f]);
     if (!met[f]) continue;
     tags[t].push_back(tag[f] & ~value_mask);
     if (differ[f] & ~value_mask) apart[t] = false;
   }
-  for (size_t t = 0; t < tables.size(); ++t) {
+  for (size_t t = 0; t < tables; ++t) {
     std::sort(tags[t].begin(), tags[t].end());
     const bool twice = std::adjacent_find(tags[t].begin(), tags[t].end()) != tags[t].end();
-    apart[t] = tags[t].size() < 2 || (apart[t] && !twice && !tables[t].share_rows);
+    apart[t] = tags[t].size() < 2 || (apart[t] && !twice);
   }
   return apart;
 }
@@ -297,17 +276,16 @@ std::vector<bool> rows_apart(const uint64_t* ids, const Bags& bags, const int32_
 // `bounds` [bags + 1] of the ids, empty: one id in every bag; `value_mask` is of the part of an id
 // that is not its field's number.
 BatchPlan plan_batch(const Ids& given, const Given<int64_t>& bounds, const Given<int32_t>& of_field,
-                     const std::vector<TableShape>& tables, uint64_t value_mask, uint32_t shards) {
+                     const std::vector<size_t>& dims, uint64_t value_mask, uint32_t shards) {
   const size_t n = given.shape(0), fields = of_field.shape(0);
   const int64_t* const offsets = bounds.shape(0) ? bounds.data() : nullptr;
   const size_t bags = offsets ? bounds.shape(0) - 1 : n;
   const int32_t* const table_of_field = of_field.data();
   static thread_local std::vector<uint64_t> kept_ids;
-  const size_t count = tables.size();
+  const size_t count = dims.size();
   BatchPlan plan;
-  plan.starts.assign(2 * (count + 1), 0);
-  int64_t* const rows_start = plan.starts.data();
-  int64_t* const start = rows_start + count + 1;
+  plan.starts.assign(count + 1, 0);
+  int64_t* const start = plan.starts.data();
   const auto length = [&](size_t bag) {
     return offsets ? offsets[bag + 1] - offsets[bag] : 1;
   };
@@ -318,52 +296,42 @@ BatchPlan plan_batch(const Ids& given, const Given<int64_t>& bounds, const Given
       start[table_of_field[f] + 1] += length(bag);
     }
   }
-  for (size_t t = 0; t < count; ++t) {
-    rows_start[t + 1] = rows_start[t] + start[t + 1] * std::max<int64_t>(1, tables[t].rounds);
-    start[t + 1] += start[t];
-  }
+  for (size_t t = 0; t < count; ++t) start[t + 1] += start[t];
   // The ids as tables know them, table by table.
   const uint64_t* gathered = given.data();
-  if (count > 1 || tables[0].share_rows) {
+  if (count > 1) {
     kept_ids.resize(n);
     gathered = kept_ids.data();
-    if (count > 1) plan.occurrences = Column<int64_t>(n);
+    plan.occurrences = Column<int64_t>(n);
     std::vector<int64_t> at(start, start + count);
     int64_t occurrence = 0;
     for (size_t bag = 0, f = 0; bag < bags; ++bag, f = f + 1 == fields ? 0 : f + 1) {
       const auto t = static_cast<size_t>(table_of_field[f]);
-      const uint64_t mask = tables[t].share_rows ? value_mask : ~uint64_t{0};
       for (const int64_t end = occurrence + length(bag); occurrence < end; ++occurrence) {
-        kept_ids[at[t]] = given.data()[occurrence] & mask;
-        if (count > 1) plan.occurrences.data()[at[t]] = occurrence;
+        kept_ids[at[t]] = given.data()[occurrence];
+        plan.occurrences.data()[at[t]] = occurrence;
         ++at[t];
       }
     }
   }
-  plan.ids = Column<uint64_t>(rows_start[count]);
-  plan.inverse = Column<int32_t>(rows_start[count]);
+  plan.ids = Column<uint64_t>(n);
+  plan.inverse = Column<int32_t>(n);
   plan.bounds.assign(count * (shards + 1), 0);
   const size_t samples = bags / fields;
   const bool whole_samples = samples * fields == bags;
   if (threads() > 1 && whole_samples) {
-    plan.apart = rows_apart(given.data(), {offsets, samples, fields, 1}, table_of_field, tables,
-                            value_mask);
+    plan.apart = rows_apart(given.data(), {offsets, samples, fields}, table_of_field, count, value_mask);
   }
 
   // Tables side by side, each with room for as many distinct ids as it has; a large one by its fields.
   std::vector<int64_t> distinct(count);
   share(count, std::max<size_t>(1, count * kLeastIds / (n + 1)), [&](size_t from, size_t to) {
-    static thread_local std::vector<uint64_t> kept_rows, kept_found;
+    static thread_local std::vector<uint64_t> kept_found;
     for (size_t t = from; t < to; ++t) {
       const uint64_t* ids = gathered + start[t];
-      const auto rounds = std::max<uint32_t>(1, tables[t].rounds);
-      if (tables[t].rounds) {
-        stack(ids, start[t + 1] - start[t], tables[t], value_mask, kept_rows);
-        ids = kept_rows.data();
-      }
-      const auto met = static_cast<size_t>(rows_start[t + 1] - rows_start[t]);
-      int32_t* const inverse = plan.inverse.data() + rows_start[t];
-      uint64_t* const into = plan.ids.data() + rows_start[t];
+      const auto met = static_cast<size_t>(start[t + 1] - start[t]);
+      int32_t* const inverse = plan.inverse.data() + start[t];
+      uint64_t* const into = plan.ids.data() + start[t];
       int64_t* const bounds_of = &plan.bounds[t * (shards + 1)];
       if (shards > 1 && kept_found.size() < met) kept_found.resize(met);  // fresh memory costs more
       uint64_t* const found = shards > 1 ? kept_found.data() : into;
@@ -371,7 +339,7 @@ BatchPlan plan_batch(const Ids& given, const Given<int64_t>& bounds, const Given
                             met >= kLeastIdsOfField / threads() * fields && !plan.apart.empty() &&
                             plan.apart[0];
       const uint32_t merged =
-          by_field ? merge_by_field(ids, {offsets, samples, fields, rounds}, inverse, found)
+          by_field ? merge_by_field(ids, {offsets, samples, fields}, inverse, found)
                    : merge_duplicates(ids, met, inverse, found);
       bounds_of[shards] = distinct[t] = merged;
       if (shards > 1) group_by_shard(found, merged, shards, met, inverse, into, bounds_of);
@@ -379,40 +347,32 @@ BatchPlan plan_batch(const Ids& given, const Given<int64_t>& bounds, const Given
   });
   int64_t first = 0, element = 0;
   for (size_t t = 0; t < count; ++t) {
-    std::copy_n(plan.ids.data() + rows_start[t], distinct[t], plan.ids.data() + first);
+    std::copy_n(plan.ids.data() + start[t], distinct[t], plan.ids.data() + first);
     plan.spans.insert(plan.spans.end(), {first, distinct[t], element});
     first += distinct[t];
-    element += distinct[t] * static_cast<int64_t>(tables[t].dim);
+    element += distinct[t] * static_cast<int64_t>(dims[t]);
   }
   return plan;
 }
 
-// (floats of a row, whether fields share rows, rounds of a hash stack, its rows per round)
-using PythonTable = std::tuple<size_t, bool, uint32_t, uint64_t>;
-
 nb::tuple plan_tables(const Ids& ids, const Given<int64_t>& offsets,
                       const Given<int32_t>& table_of_field,
-                      const std::vector<PythonTable>& tables, uint64_t value_mask, uint32_t shards) {
+                      const std::vector<size_t>& dims, uint64_t value_mask, uint32_t shards) {
   const size_t fields = table_of_field.shape(0);
   const bool bags = offsets.shape(0) > 0;
-  require(shards >= 1 && fields >= 1 && !tables.empty(), "there must be a shard, a field, a table");
+  require(shards >= 1 && fields >= 1 && !dims.empty(), "there must be a shard, a field, a table");
   const size_t count = bags ? offsets.shape(0) - 1 : ids.shape(0);
-  require(count % fields == 0 || tables.size() == 1, "a sample has one bag for each field");
+  require(count % fields == 0 || dims.size() == 1, "a sample has one bag for each field");
   require(!bags || static_cast<size_t>(offsets.data()[count]) == ids.shape(0),
           "offsets must end where ids do");
   for (size_t f = 0; f < fields; ++f) {
     require(table_of_field.data()[f] >= 0 &&
-                static_cast<size_t>(table_of_field.data()[f]) < tables.size(),
+                static_cast<size_t>(table_of_field.data()[f]) < dims.size(),
             "each field has one of the tables");
   }
-  std::vector<TableShape> shapes;
-  for (const auto& [dim, share_rows, rounds, rows] : tables) {
-    require(!rounds || rows, "a hash stack has at least one row per round");
-    shapes.push_back({dim, share_rows, rounds, rows});
-  }
   BatchPlan plan = unlocked(
-      [&] { return plan_batch(ids, offsets, table_of_field, shapes, value_mask, shards); });
-  const size_t n = shapes.size();
+      [&] { return plan_batch(ids, offsets, table_of_field, dims, value_mask, shards); });
+  const size_t n = dims.size();
   const auto rows = static_cast<size_t>(plan.spans[3 * n - 3] + plan.spans[3 * n - 2]);
   const size_t inverse = plan.inverse.size(), occurrences = plan.occurrences.size();
   nb::list apart;
@@ -422,13 +382,13 @@ nb::tuple plan_tables(const Ids& ids, const Given<int64_t>& offsets,
                         give<int64_t>(std::move(plan.bounds), {n, size_t{shards} + 1}),
                         give<int32_t>(std::move(plan.inverse), {inverse}),
                         give<int64_t>(std::move(plan.occurrences), {occurrences}),
-                        give<int64_t>(std::move(plan.starts), {2, n + 1}), apart);
+                        give<int64_t>(std::move(plan.starts), {n + 1}), apart);
 }
 
 }  // namespace
 
 void bind_plan(nb::module_& module) {
-  module.def("plan_tables", &plan_tables, "ids"_a, "offsets"_a, "table_of_field"_a, "tables"_a,
+  module.def("plan_tables", &plan_tables, "ids"_a, "offsets"_a, "table_of_field"_a, "dims"_a,
              "value_mask"_a, "shards"_a);
 }
 

@@ -18,7 +18,7 @@ constexpr size_t kLookedAt = 256;  // samples that say how long a field's bags a
 using Offsets = Given<int64_t>;
 using Inverse = Given<int32_t>;
 // [2, tables + 1]: where those of each table start in the arrays of a batch.
-using Starts = nb::ndarray<const int64_t, nb::shape<2, -1>, nb::c_contig, nb::device::cpu>;
+using Starts = nb::ndarray<const int64_t, nb::shape<-1>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 // (table, pooling kind, first column, places of a sequence)
@@ -54,11 +54,11 @@ class PoolLayout {
     const bool bags = offsets.shape(0) > 0;
     require(pooled.ndim() == 2 && pooled.shape(0) == samples && pooled.shape(1) >= width_,
             "pooled must be [samples, width]");
-    require(spans.shape(0) == count && starts.shape(0) == 2 && starts.shape(1) == count + 1,
-            "spans must be [tables, 3] and starts [2, tables + 1]");
+    require(spans.shape(0) == count && starts.shape(0) == count + 1,
+            "spans must be [tables, 3] and starts [tables + 1]");
     require(!bags || offsets.shape(0) == samples * bags_ + 1,
             "offsets must have one entry a bag and one more");
-    require(starts(0, count) == static_cast<int64_t>(inverse.shape(0)),
+    require(starts(count) == static_cast<int64_t>(inverse.shape(0)),
             "starts must end where inverse does");
     require(sequences.size() == sequences_.size(), "each sequence has its array");
     require(rows.dtype() == pooled.dtype(), "rows and pooled must be of one dtype");
@@ -76,7 +76,6 @@ class PoolLayout {
     const bool wide = rows.dtype() == nb::dtype<double>();
     std::vector<Pool> calls(count);
     for (size_t t = 0; t < count; ++t) {
-      const int64_t occurrences = starts(1, t + 1) - starts(1, t);
       const int64_t distinct = spans(t, 1), at = spans(t, 2);
       require(distinct >= 0 && at >= 0 && at + distinct * dims_[t] <= rows.size(),
               "the rows of a table must lie inside rows");
@@ -86,14 +85,13 @@ class PoolLayout {
       call.fields = fields[t].size();
       call.field = fields[t].data();
       call.offsets = bags ? offsets.data() : nullptr;
-      call.inverse = inverse.data() + starts(0, t);
-      call.rounds = occurrences ? (starts(0, t + 1) - starts(0, t)) / occurrences : 1;
+      call.inverse = inverse.data() + starts(t);
       call.dim = dims_[t];
       call.width = pooled.shape(1);
       call.pooled = const_cast<void*>(static_cast<const void*>(pooled.data()));
       call.rows = static_cast<char*>(rows.data()) + at * (wide ? 8 : 4);
       call.wide = wide;
-      call.plain_copy = count == 1 && sequences.empty() && !bags && call.rounds == 1;
+      call.plain_copy = count == 1 && sequences.empty() && !bags;
       call.last_field = fields[t].size();
       call.last_row = static_cast<int32_t>(distinct);
     }
@@ -136,7 +134,7 @@ size_t numbers_of(const Pool& call, const PoolField& field) {
     }
     occurrences = static_cast<size_t>(met) * apart;
   }
-  return occurrences * call.rounds * call.dim;
+  return occurrences * call.dim;
 }
 
 // Fields, over all tables, are shared by threads: each adds what its own give, in the order of samples.

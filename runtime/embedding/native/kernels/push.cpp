@@ -94,17 +94,16 @@ double Table::factor(int64_t step, double lr) const {
   const auto count = static_cast<double>(step);
   const double rest1 = 1 - std::pow(kBeta1, count);
   const double rest2 = 1 - std::pow(kBeta2, count);
-  if (options_.wide()) return lr * std::sqrt(rest2) / rest1;
+  if (options_.wide) return lr * std::sqrt(rest2) / rest1;
   return static_cast<float>(lr) * std::sqrt(static_cast<float>(rest2)) / static_cast<float>(rest1);
 }
 
 // What the step after this one will touch is fetched: rows, and gradients that do not lie in order.
 void Table::step_rows(const Collected& now, const Collected& ahead, bool in_order, int64_t step,
                       double lr) {
-  uint32_t writes[kBlock];
-  records_.count_writes(now.slots.data(), now.count, writes);
-  kernels().step_rows({&options_, slab_.data(), row_bytes_, now.slots.data(), now.ids.data(), writes,
-                       now.gradients.data(), factor(step, lr), now.count, ahead.slots.data(),
+  records_.count_writes(now.slots.data(), now.count);
+  kernels().step_rows({&options_, slab_.data(), row_bytes_, now.slots.data(), now.gradients.data(),
+                       factor(step, lr), now.count, ahead.slots.data(),
                        in_order ? nullptr : ahead.gradients.data(), ahead.count});
 }
 
@@ -153,7 +152,7 @@ void Table::push(const std::vector<Part>& parts, int64_t step, double lr, int64_
   Missed all;
   if (parts.size() == 1) {
     push_one(parts[0], step, lr, all);
-  } else if (options_.wide()) {
+  } else if (options_.wide) {
     push_merged<double>(parts, step, lr, all);
   } else {
     push_merged<float>(parts, step, lr, all);

@@ -23,7 +23,7 @@ class Keeper {
 
 inline constexpr uint64_t kNoId = ~uint64_t{0};  // no id is 2**64 - 1, see runtime.data.ids
 
-// Word: changed | optimiser steps taken (24 bits; after 2**24 - 1 it goes on from 2**23:
+// Word: optimiser steps taken (24 bits; after 2**24 - 1 it goes on from 2**23:
 // counts near in time still differ). Generation: how many rows
 // the slot has had, in 32 bits, so that no handle outlives a turn of it. 16 bytes a row, which never
 // lie in two cache lines; 8 more for an exact LRU list, 4 more for expiry. A row changes only after its
@@ -51,7 +51,6 @@ class Records {
   Reader reader() const { return {pages_.data(), bytes_, links_}; }
 
   static constexpr uint32_t kMostWrites = (1u << 24) - 1;
-  static constexpr uint32_t kChanged = 1u << 25;
 
   // The count after `from` of which `now` is a later one, in steps.
   static int64_t writes_between(int64_t from, int64_t now) {
@@ -86,32 +85,23 @@ class Records {
     store(at(slot) + 8, word);
   }
   static uint32_t writes_in(uint64_t counters) { return counters & kMostWrites; }
-  void add(uint32_t slot, uint32_t flag) {
-    keep(slot);
-    if ((word(slot) & flag) == 0) set_word(slot, word(slot) | flag);
-  }
-  void remove(uint32_t slot, uint32_t flag) {
-    keep(slot);  // before the word is read: keeping a row may clear its mark
-    set_word(slot, word(slot) & ~flag);
-  }
 
-  // Counts one optimiser step on each of these distinct slots; tells the new counts.
-  void count_writes(const uint32_t* slots, size_t n, uint32_t* counts) {
+  // Counts one optimiser step on each of these distinct slots.
+  void count_writes(const uint32_t* slots, size_t n) {
     for (size_t i = 0; keeper_ && i < n; ++i) keeper_->keep(slots[i]);
     char* const first = pages_.data();
     const size_t bytes = bytes_;
     for (size_t i = 0; i < n; ++i) {
       char* const word = first + slots[i] * bytes + 8;
-      uint32_t now = load<uint32_t>(word) | kChanged;
+      uint32_t now = load<uint32_t>(word);
       now = (now & kMostWrites) == kMostWrites ? now - kMostWrites / 2 : now + 1;
       store(word, now);
-      counts[i] = now & kMostWrites;
     }
   }
   // A fresh row in this slot: old handles of the slot become invalid.
   void renew(uint32_t slot, uint64_t id) {
     set_id(slot, id);
-    set_word(slot, kChanged);
+    set_word(slot, 0);
     store(at(slot) + 12, reader().generation(slot) + 1);
   }
 

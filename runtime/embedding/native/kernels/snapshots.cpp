@@ -27,8 +27,6 @@ struct Instant {
   uint64_t rows = 0;         // at most so many are copied
   uint32_t first = 0;        // LRU: the oldest slot
   uint32_t latest_step = 0;
-  bool only_changed = false;
-  bool clear_marks = false;  // changes are counted anew from here
 };
 
 // column[k] becomes what column[order[k]] was.
@@ -78,8 +76,6 @@ class Frozen final : public Keeper {
     words()[to] = records_.word(slot);
     if (records_.stamped()) stamps()[to] = records_.stamp(slot);
     std::memcpy(image_.rows.data() + to * row_bytes_, slab_.data() + slot * row_bytes_, row_bytes_);
-    // Asks again, and is answered above.
-    if (at_.clear_marks) records_.remove(slot, Records::kChanged);
   }
 
   void keep_link(uint32_t slot) override {
@@ -99,15 +95,6 @@ class Frozen final : public Keeper {
 
   // Set once there was no memory for a copy: the snapshot is lost, and writers go on without it.
   const std::optional<OutOfMemory>& failure() const { return failure_; }
-
-  // Ids of copied rows that were marked as changed.
-  std::vector<uint64_t> changed() const {
-    std::vector<uint64_t> found;
-    for (size_t i = 0; i < copied(); ++i) {
-      if (words()[i] & Records::kChanged) found.push_back(ids()[i]);
-    }
-    return found;
-  }
 
   // When all is copied; takes no lock and needs none. The order is a permutation of the places: in
   // place, one cycle after the other.
@@ -155,8 +142,7 @@ class Frozen final : public Keeper {
   }
 
   bool chosen(uint32_t slot) const {
-    return records_.id(slot) != kNoId && !records_.expired(slot, at_.latest_step) &&
-           (!at_.only_changed || (records_.word(slot) & Records::kChanged));
+    return records_.id(slot) != kNoId && !records_.expired(slot, at_.latest_step);
   }
 
   bool make_room(uint32_t to) {
@@ -207,27 +193,18 @@ class Frozen final : public Keeper {
   uint32_t next_ = 0;  // slot that copy_slice goes on with
 };
 
-void Table::freeze(bool only_changed, bool track) {
+void Table::freeze() {
   const std::scoped_lock hold(lock_);
-  if (only_changed && !track_changes_) {
-    throw std::logic_error("a snapshot of changes needs an earlier snapshot that tracks them");
-  }
-  if (unsettled_.open || frozen_) {
-    throw std::logic_error("the snapshot before this one must be settled first");
+  if (frozen_) {
+    throw std::logic_error("the snapshot before this one must be collected or dropped first");
   }
   Instant at;
   at.slots = used_;
   at.rows = live_;
   at.first = options_.eviction == Eviction::lru ? lru_.oldest() : 0;
   at.latest_step = latest_step_;
-  at.only_changed = only_changed;
-  at.clear_marks = track;
   frozen_ = std::make_shared<Frozen>(options_, records_, slab_, at);
   records_.set_keeper(frozen_.get());
-  const bool marks = track_changes_ || track;  // else there is nothing to give back
-  unsettled_ = {marks, track_changes_, track, only_changed, {}, std::move(removed_)};
-  removed_.clear();
-  track_changes_ = marks;  // until it is known which of the two holds
 }
 
 // What one holder of the lock copies.
@@ -256,24 +233,24 @@ Image Table::collect() {
     std::this_thread::sleep_for(kBetweenSlices);  // a lock taken again at once lets nobody else in
   }
   std::shared_ptr<Frozen> frozen;
-  std::vector<uint64_t> removed;
   {
     const std::scoped_lock hold(lock_);
     frozen = frozen_;
     if (!frozen) throw std::logic_error("there is no snapshot to collect");
     thaw();
-    if (unsettled_.only_changed) removed = unsettled_.removed;
   }
-  Image found = frozen->finish();
-  found.removed = std::move(removed);
-  return found;
+  return frozen->finish();
+}
+
+void Table::drop_snapshot() {
+  const std::scoped_lock hold(lock_);
+  thaw();
 }
 
 // The end of a copy, whole or not; under the lock.
 void Table::thaw() {
   if (!frozen_) return;
   records_.set_keeper(nullptr);
-  if (unsettled_.tracked && unsettled_.track) unsettled_.changed = frozen_->changed();
   frozen_.reset();
 }
 
@@ -298,41 +275,17 @@ Snapshot Table::lease(const uint64_t* ids, size_t n) const {
   return out;
 }
 
-void Table::settle(bool kept) {
-  const std::scoped_lock hold(lock_);
-  if (kept && frozen_) throw std::logic_error("a snapshot must be collected before it is kept");
-  thaw();
-  if (!unsettled_.open) return;
-  track_changes_ = kept ? unsettled_.track : unsettled_.tracked;
-  if (!kept) {
-    for (uint64_t id : unsettled_.changed) {
-      const uint32_t slot = find(id);  // if it went since, it is among the removed
-      if (slot != kNoSlot) records_.add(slot, Records::kChanged);
-    }
-    removed_.insert(removed_.begin(), unsettled_.removed.begin(), unsettled_.removed.end());
-  }
-  if (!track_changes_) removed_.clear();
-  unsettled_ = {};
-}
-
 void Table::restore(const Snapshot& from, bool keep_present) {
   const std::scoped_lock hold(lock_);
-  const bool tracked = track_changes_;
   const uint64_t expired = counters_.expired + expired_now();  // those that come in were counted
-  track_changes_ = false;
   latest_step_ = std::max(latest_step_, from.latest_step);
-  for (uint64_t id : from.removed) {
-    const uint32_t slot = find(id);
-    if (slot != kNoSlot) remove(slot);
-  }
   const uint64_t created = counters_.created;
-  constexpr uint32_t own = Records::kMostWrites | Records::kChanged;
   for (size_t i = 0; i < from.ids.size(); ++i) {
     uint32_t slot = find(from.ids[i]);
     if (slot != kNoSlot && keep_present) continue;
     if (slot == kNoSlot) slot = create(from.ids[i], 0);  // at step 0 nothing is swept
     if (options_.eviction == Eviction::lru) lru_.touch(records_, slot);
-    records_.set_word(slot, from.words[i] & own);
+    records_.set_word(slot, from.words[i] & Records::kMostWrites);
     std::memcpy(row(slot), &from.rows[i * row_bytes_], row_bytes_);
     if (records_.stamped()) {
       records_.set_stamp(slot, from.stamps.empty() ? latest_step_ : from.stamps[i]);
@@ -340,7 +293,16 @@ void Table::restore(const Snapshot& from, bool keep_present) {
   }
   counters_.created = created;  // but a smaller table has let rows go, which are lost
   counters_.expired = expired - expired_now();
-  track_changes_ = tracked;
+}
+
+void Table::forget(const uint64_t* ids, size_t n) {
+  const std::scoped_lock hold(lock_);
+  const uint64_t expired = counters_.expired + expired_now();
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t slot = find(ids[i]);
+    if (slot != kNoSlot) remove(slot);
+  }
+  counters_.expired = expired - expired_now();
 }
 
 }  // namespace embedding

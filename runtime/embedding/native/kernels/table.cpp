@@ -33,7 +33,7 @@ inline void copy_row(char* to, const char* from, size_t bytes) {
 Table::Table(const Options& options)
     : options_(options),
       row_bytes_(options.row_bytes()),
-      value_bytes_(options.dim * options.compute_bytes()),
+      value_bytes_(options.state_offset()),
       most_rows_(most_rows_of(options)),
       index_(options.capacity_rows ? most_rows_ : 1024),
       records_(options_) {
@@ -53,7 +53,7 @@ void Table::walk(const uint64_t* ids, size_t n, Visit visit) const {
   View here = view();
   // The state comes with the values where the push will find it near; else the push fetches it.
   const bool near = row_bytes_ <= 128 && n * row_bytes_ <= kNearBytes;
-  const size_t fetched_bytes = near ? row_bytes_ : options_.dim * options_.value_bytes();
+  const size_t fetched_bytes = near ? row_bytes_ : options_.state_offset();
   const bool linked = options_.eviction == Eviction::lru;
   const auto hash_one = [&](size_t i) {
     if (i >= n) return;
@@ -117,18 +117,12 @@ uint32_t Table::now(int64_t step) {
 void Table::use(uint32_t slot, uint32_t step) {
   if (options_.eviction == Eviction::lru) lru_.touch(records_, slot);
   if (records_.stamped()) records_.set_stamp(slot, step);
-  // Or a save of changes would let it go too early, where no gradient comes after the lookup.
-  if (track_changes_) records_.add(slot, Records::kChanged);
 }
 
 // The values that a row of this id begins with, as they are stored.
 void Table::write_initial(uint64_t id, char* to) const {
-  if (options_.wide()) {
+  if (options_.wide) {
     fill_initial(options_, id, reinterpret_cast<double*>(to));
-  } else if (options_.half()) {
-    std::vector<float> values(options_.dim);
-    fill_initial(options_, id, values.data());
-    kernels().store_half(options_, id, 0, values.data(), to);
   } else {
     fill_initial(options_, id, reinterpret_cast<float*>(to));
   }
@@ -140,7 +134,7 @@ void Table::start_row(uint32_t slot, uint64_t id, uint32_t step) {
   write_initial(id, row(slot));
   char* const state = row(slot) + options_.state_offset();
   const double first = options_.initial_accumulator;
-  if (options_.wide()) {
+  if (options_.wide) {
     std::fill_n(reinterpret_cast<double*>(state), options_.state_floats(), first);
   } else {
     std::fill_n(reinterpret_cast<float*>(state), options_.state_floats(), static_cast<float>(first));
@@ -155,7 +149,6 @@ void Table::remove(uint32_t slot) {
   records_.set_id(slot, kNoId);
   free_.push_back(slot);
   --live_;
-  if (track_changes_) removed_.push_back(id);
 }
 
 void Table::evict_one() {
@@ -241,33 +234,18 @@ uint32_t Table::obtain_anew(uint64_t id, uint32_t slot, uint32_t step) {
   return create(id, step);
 }
 
-void Table::copy_values(const char* row, char* out) const {
-  if (options_.half()) {
-    kernels().load_half(options_, row, reinterpret_cast<float*>(out));
-  } else {
-    copy_row(out, row, value_bytes_);
-  }
-}
-
-void Table::copy_initial(uint64_t id, char* out) const {
-  if (!options_.half()) return write_initial(id, out);
-  std::vector<char> stored(options_.state_offset());
-  write_initial(id, stored.data());
-  kernels().load_half(options_, stored.data(), reinterpret_cast<float*>(out));
-}
-
 // What a read leaves for id i, whose row lies in `slot` if anywhere.
 inline void Table::put(const Part& part, size_t i, uint32_t slot, const View& here) const {
   char* out = part.numbers + i * value_bytes_;
   if (slot == kNoSlot) {
     part.handles[i] = kAbsent;
     part.writes[i] = 0;
-    copy_initial(part.ids[i], out);
+    write_initial(part.ids[i], out);
   } else {
     const uint64_t counters = here.records.counters(slot);
     part.handles[i] = handle_of(slot, counters);
     part.writes[i] = Records::writes_in(counters);
-    copy_values(here.row(slot), out);
+    copy_row(out, here.row(slot), value_bytes_);
   }
 }
 
@@ -348,14 +326,14 @@ Counters Table::counters() const {
 Rows Table::rows() const {
   const std::scoped_lock hold(lock_);
   Rows rows;
-  const size_t state_bytes = options_.state_floats() * options_.compute_bytes();
+  const size_t state_bytes = options_.state_floats() * options_.number_bytes();
   rows.values.resize(live_ * value_bytes_);
   rows.state.resize(live_ * state_bytes);
   for (uint32_t slot = 0; slot < used_; ++slot) {
     if (records_.id(slot) == kNoId || records_.expired(slot, latest_step_)) continue;
     const size_t place = rows.ids.size();
     rows.ids.push_back(records_.id(slot));
-    copy_values(row(slot), rows.values.data() + place * value_bytes_);
+    copy_row(rows.values.data() + place * value_bytes_, row(slot), value_bytes_);
     if (state_bytes == 0) continue;  // of sgd: there is no memory for none, and none to copy
     std::memcpy(rows.state.data() + place * state_bytes, row(slot) + options_.state_offset(),
                 state_bytes);

@@ -47,10 +47,9 @@ struct Rows {
 // Rows of a table on their way to another, or back: in the order in which they would be evicted.
 struct Snapshot {
   std::vector<uint64_t> ids;
-  std::vector<uint32_t> words;      // of the records: write counts and marks
+  std::vector<uint32_t> words;      // of the records: write counts
   std::vector<uint32_t> stamps;     // of expiry; empty without it
   std::vector<uint8_t> rows;        // [n, row bytes] as stored
-  std::vector<uint64_t> removed;    // ids gone since the last snapshot (of changes only)
   uint32_t latest_step = 0;
 };
 
@@ -62,7 +61,6 @@ struct Image {
   Pages stamps;  // uint32, if rows have them
   Pages rows;    // [n, row bytes]
   uint32_t latest_step = 0;
-  std::vector<uint64_t> removed;
 };
 
 class Frozen;
@@ -82,23 +80,21 @@ class Table {
   // Adds to staleness [64] the number of writes that each gradient had missed.
   void push(const std::vector<Part>& parts, int64_t step, double lr, int64_t* staleness);
 
-  // A snapshot of this instant: everything, or only rows used, written or created since the last one.
-  // With `track`, rows that go from now on are remembered, so that the next snapshot may be one of
-  // changes.
-  // Copies nothing yet: `collect` does, and whoever changes a row before it comes there (snapshots.cpp).
-  void freeze(bool only_changed, bool track);
+  // A snapshot of this instant. Copies nothing yet: `collect` does, and whoever changes a row before it
+  // comes there (snapshots.cpp).
+  void freeze();
   // Some of that copying, ahead of `collect`: the next slots; whether nothing is left to copy.
   bool copy_slice(size_t slots);
   // The rows as they were at `freeze`, in the order in which they would be evicted. Holds the table's
   // lock for some 0.1 ms at a time. Raises OutOfMemory; then the snapshot is over, and lost.
   Image collect();
-  // What became of the last snapshot: kept, or lost, and then all that it told counts as changed (or
-  // gone) still. To be called before the next snapshot, unless neither tracks changes. A snapshot
-  // that was not collected is dropped.
-  void settle(bool kept);
+  // Ends a snapshot that is not collected.
+  void drop_snapshot();
   // Put rows (back) in, in the order given, the last one being the most recently used. With
   // `keep_present` rows that are here stay as they are.
   void restore(const Snapshot& from, bool keep_present = false);
+  // Drops the rows of these ids, as if they had never been.
+  void forget(const uint64_t* ids, size_t n);
   // The rows of these ids as they are, values and state; absent ids are left out. No side effect.
   Snapshot lease(const uint64_t* ids, size_t n) const;
 
@@ -111,10 +107,6 @@ class Table {
  private:
   struct Collected;  // and the next one: of a push
   struct Missed;
-  struct Unsettled {  // what a snapshot took from the marks, to be given back if it is lost
-    bool open = false, tracked = false, track = false, only_changed = false;
-    std::vector<uint64_t> changed, removed;
-  };
 
   // What a search and a copy of values need, until a row is created. A loop keeps a copy in registers;
   // the table's own fields it would load again after every store.
@@ -142,9 +134,7 @@ class Table {
   void use(uint32_t slot, uint32_t step);
   uint32_t now(int64_t step);
   uint64_t expired_now() const;
-  void copy_values(const char* row, char* out) const;
   void write_initial(uint64_t id, char* to) const;
-  void copy_initial(uint64_t id, char* out) const;
   static int64_t handle_of(uint32_t slot, uint64_t counters) {
     return static_cast<int64_t>(counters >> 32 << 32 | slot);
   }
@@ -178,9 +168,6 @@ class Table {
   LruList lru_;
   uint32_t sweep_ = 0;  // slot at which the search for expired rows goes on
   std::vector<uint32_t> free_;
-  bool track_changes_ = false;     // whether the next snapshot may be one of changes
-  std::vector<uint64_t> removed_;  // ids gone since the last one, if so
-  Unsettled unsettled_;
   std::shared_ptr<Frozen> frozen_;  // between `freeze` and the end of `collect`
   uint32_t used_ = 0;   // slots ever taken
   uint64_t live_ = 0;
