@@ -206,7 +206,7 @@ def test_one_snapshot_at_a_time():
     with pytest.raises(RuntimeError, match="there is no snapshot to collect"):
         collected(table.store)
     table.store.freeze_snapshots()
-    with pytest.raises(RuntimeError, match="the snapshot before this one must be settled first"):
+    with pytest.raises(RuntimeError, match="must be collected or dropped first"):
         table.store.freeze_snapshots()
     assert sorted(collected(table.store)[0]["rows"]["ids"]) == [1, 2, 3]
 
