@@ -215,10 +215,10 @@ def test_a_cut_that_fails_at_one_shard_leaves_none_frozen():
     table = OneTable(dim=2, shards=2)
     table.look_up(np.arange(100))
     second = tables_of(table)[1]
-    second.freeze(False, False)
-    with pytest.raises(RuntimeError, match="must be settled first"):
+    second.freeze()
+    with pytest.raises(RuntimeError, match="must be collected or dropped first"):
         table.store.freeze_snapshots()
-    second.settle(False)
+    second.drop_snapshot()
     found = snapshots(table.store)
     assert sum(len(s["rows"]["ids"]) for s in found) == 100
 
