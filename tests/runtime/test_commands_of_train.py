@@ -256,7 +256,11 @@ def test_a_sample_of_a_simulated_order_stands_for_those_of_the_step_not_of_a_who
 ):
     """300 samples a step of three simulated ranks, 64 of these: 21 or 22 a rank."""
     mode, order = words.split()[0], tmp_path / "order.npz"
-    cli.run(cli.Options(ranks=3, batch_per_rank=100, mode=Mode(mode), steps=2, write_trace=order))
+    cli.run(
+        cli.SimulateOptions(
+            ranks=3, batch_per_rank=100, mode=Mode(mode), steps=2, write_trace=order
+        )
+    )
     replay = ["--ranks", "3", "--executor", "replay", "--trace", str(order)]
     assert small(tmp_path / "run", "--mode", *words.split(), *replay) == 0
     (told,) = [line for line in capsys.readouterr().out.splitlines() if "stands for" in line]

@@ -231,7 +231,7 @@ def side_by_side(plans: Mapping[str, TablePlan], dims: Mapping[str, int]) -> Bat
     spans = np.stack([np.cumsum(rows) - rows, rows, np.cumsum(rows * wide) - rows * wide], 1)
     where = [np.r_[0:0] if isinstance(p.occurrences, slice) else p.occurrences for p in every]
     inverse = [plan.inverse.astype(np.int32) for plan in every]
-    counts = [list(map(len, inverse)), list(map(len, where if len(every) > 1 else inverse))]
+    counts = list(map(len, inverse))
     return BatchPlan(
         {name: number for number, name in enumerate(plans)},
         wide,
@@ -240,5 +240,5 @@ def side_by_side(plans: Mapping[str, TablePlan], dims: Mapping[str, int]) -> Bat
         np.stack([plan.bounds for plan in every]),
         np.concatenate(inverse),
         np.concatenate(where),
-        np.pad(np.cumsum(counts, axis=1), ((0, 0), (1, 0))),
+        np.pad(np.cumsum(counts), (1, 0)),
     )

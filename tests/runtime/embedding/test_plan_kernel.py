@@ -17,7 +17,7 @@ from tests.runtime.embedding.test_index_model import unmix64
 
 
 def plan(ids: np.ndarray, shards: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    no_offsets, one_table = np.empty(0, np.int64), [(1, False, 0, 1)]
+    no_offsets, one_table = np.empty(0, np.int64), [1]
     found = native.plan_tables(ids, no_offsets, np.zeros(1, np.int32), one_table, 0, shards)
     distinct, _, bounds, inverse, *_ = found
     return distinct, bounds[0], inverse
