@@ -110,7 +110,7 @@ def answer() -> str:
             "mode",
             "8 H100, simulated: over sync's",
             "64 V100, simulated: over sync's",
-            "updates missed: rows / dense weights",
+            "updates missed, of eight ranks: rows / dense weights",
             "change of AUC, MovieLens [1e-3]",
             "ten test windows",
         ],
@@ -145,8 +145,9 @@ def answer() -> str:
     pays = (
         "**So** take lookahead where it is as fast as hybrid, since it is exact. Where it is not,"
         " take hybrid with the smallest tau that hides the lookups (on the 64 V100 tau 4 is as fast"
-        " as 16). Async is faster there, but misses the most updates, those of dense weights among"
-        " them. Measure both on your data, in the order in which you will train."
+        " as 16). Async is faster there, but misses far more updates than the table's eight ranks"
+        " do, and what that loses is not known. Measure speed and AUC on your data, in the order in"
+        " which you will train."
     )
     paragraphs = (f"**Gained, measured**: {measured_gain()}", loses, order, pays)
     wrapped = partial(fill, width=118, subsequent_indent="  ", break_on_hyphens=False)
