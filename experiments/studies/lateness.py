@@ -305,9 +305,15 @@ FRESH_COLUMNS: dict[str, Column] = {
 
 
 def _span(line: Mapping[str, Any]) -> str:
-    """An interval; a loss in thousandths, a rank correlation as it is."""
+    """An interval; a loss in thousandths, a rank correlation and a count of streams as they are.
+
+    >>> _span({"what": "streams of 4 on which ...", "value": 2.0, "low_95": float("nan")})
+    '2'
+    """
     if isnan(line["value"]):
         return ""
+    if isnan(line["low_95"]):
+        return f"{line['value']:.0f}"
     scale = 1.0 if "correlation" in line["what"] else 1e3
     return (
         f"{scale * line['value']:.2f} [{scale * line['low_95']:.2f}, {scale * line['high_95']:.2f}]"
