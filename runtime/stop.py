@@ -260,13 +260,15 @@ class Ending:
                     self._leave(signal.Signals(byte[0]))
             os.close(signals)
 
-        threading.Thread(target=watch, name="signals", daemon=True).start()
+        watcher = threading.Thread(target=watch, name="signals", daemon=True)
+        watcher.start()
         try:
             yield
         finally:
             is_over.set()
             signal.set_wakeup_fd(before)
             os.close(come)
+            watcher.join()  # it reads the end of the pipe
 
     def _leave(self, number: signal.Signals) -> None:
         """End the process, whose main thread is held up; nothing is under way."""

@@ -86,7 +86,7 @@ def test_export_says_what_it_wrote(trained, tmp_path, capsys, refused):
     out = tmp_path / "exported"
     assert main(["export", str(folder), "--out", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "dense network: dense.safetensors, built-in mlp\n" in told
+    assert "dense network: dense.safetensors, the weights of mlp\n" in told
     assert "dense.onnx" in told and "1,000 test samples" in told
     assert f"table rows: {len(world.store):,} rows" in told
     told = refused("export", str(folder), "--out", str(out))
