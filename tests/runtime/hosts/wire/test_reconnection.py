@@ -206,7 +206,7 @@ def test_wherever_a_connection_to_the_dense_weights_is_cut_each_push_counts_once
     assert not stop and passed.count(MessageKind.HELLO) > 5
     for one, other in zip(far.model(0).parameters(), near.model(0).parameters(), strict=True):
         assert one.detach().numpy().tobytes() == other.detach().numpy().tobytes()
-    assert (far.state()["version"], near.state()["version"]) == (20, 20)
+    assert (far.state_dict()["version"], near.state_dict()["version"]) == (20, 20)
     server.close()
     proxy.close()
 
