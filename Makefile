@@ -10,7 +10,7 @@ DEMO := runs/demo-log
 demo: install
 	@$(RUN) examples/make_clicks.py 100000 $(DEMO)
 	@$(RUN) -m experiments which-mode --data $(DEMO)/clicks.toml --cluster examples/cluster.toml \
-	  --config examples/run.toml --scale 1000 --minutes 1.6
+	  --config examples/run.toml --scale 1000 --minutes 1.5
 
 # make paper [SIZE=full]: every study with its figure, then the claims of the paper beside them
 SIZE ?= quick

@@ -25,7 +25,7 @@ from experiments.choosing.batch import (
     planned,
     samples_for,
 )
-from experiments.choosing.decision import LOOKS, Decision
+from experiments.choosing.decision import LOOKS, TIE, Decision
 from experiments.choosing.further import (
     Replay,
     fields_one_by_one,
@@ -42,7 +42,7 @@ from experiments.choosing.speeds import (
     on_front,
     simulate_all,
 )
-from experiments.choosing.table import TARGET, columns_of, rows_of_table, waiting
+from experiments.choosing.table import TARGET, columns_of, rows_of_table, waiting, why_empty
 from experiments.choosing.training import MOST_CELLS, Budget, Log, Training, log_of
 from experiments.deriving import derive_workload
 from experiments.line_search import write_config
@@ -112,9 +112,9 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
 
     # All of it as a table, a sentence and files.
     rows = rows_of_table(front, trained, options)
-    print(f"\n{heading(log, plan, front)}\n")
+    print(f"\n{heading(trained, front)}\n")
     print(table(rows, columns_of(plan, options)))
-    for line in notes(log, plan, trained, dropped):
+    for line in notes(trained, front, dropped):
         print(line)
     advice = advised(front, decision, trained, second, options)
     if replay is not None:
@@ -235,21 +235,30 @@ def _too_short(log: Log, plan: Plan) -> str:
 # What is said beside the table.
 
 
-def heading(log: Log, plan: Plan, front: Sequence[Simulated]) -> str:
-    """What the table is of."""
+def heading(trained: Training, front: Sequence[Simulated]) -> str:
+    """What the table is of, and how far sync came there."""
+    log, plan = trained.log, trained.plan
     ranks = front[0].row["ranks"]
     window = f"the last {plan.samples:,} of {log.samples:,} training samples"
     if plan.samples == log.samples:
         window = f"{log.samples:,} training samples"
     return (
         f"{ranks} GPUs, {front[0].row['batch']:,} samples an update there; trained here on"
-        f" {window} at {plan.batch:,} an update"
+        f" {window} at {plan.batch:,} an update: {plan.samples // plan.batch:,} updates, after"
+        f" which sync has a test AUC of {trained.score_of_sync('auc'):.4f}"
     )
 
 
-def notes(log: Log, plan: Plan, trained: Training, dropped: Sequence[str]) -> list[str]:
+def notes(trained: Training, front: Sequence[Simulated], dropped: Sequence[str]) -> list[str]:
     """What a reader must know beside the table."""
-    lines = []
+    log, plan = trained.log, trained.plan
+    by_part: dict[str, list[str]] = {}
+    for one in front:
+        by_part.setdefault(str(one.row["binds"]), []).append(one.candidate.name)
+    bound = "; ".join(f"{part} in {' and '.join(names)}" for part, names in by_part.items())
+    lines = [f"the simulated rate is bound by: {bound}"]
+    if math.isnan(front[0].usd_per_hour):
+        lines.append("dollars are not known: a host of the cluster has no usd_per_hour")
     if dropped:
         lines.append(
             f"left out, since another is as fast, as cheap and as little late: {', '.join(dropped)}"
@@ -282,6 +291,15 @@ def advised(
     options: Any,
 ) -> str:
     """The advice as a sentence, with what it rests on; or what keeps anybody from giving one."""
+    # A model that has not learned loses nothing by being late, or anything.
+    entropy = trained.score_of_sync("normalized_entropy")
+    if entropy >= 1:
+        return (
+            "Not decided: sync itself has not learned to predict here. Its log loss on the test"
+            f" part is {entropy:.3f} of that of always saying how many labels are 1. Give a longer"
+            " log, or other learning rates (--tune)."
+        )
+
     by_name = {one.candidate.label: one for one in front}
     best = by_name[decision.best]
     open_question = ""
@@ -304,9 +322,23 @@ def advised(
             f" {trained.plan.batch:,} and by {_words(second[1])} at {second[0]:,}."
         )
 
+    # A mode that gains more, of whose loss nothing is known, is no loser.
+    if not open_question and (untrained := _untrained(best, front, trained)) is not None:
+        name = untrained.candidate.name
+        why = why_empty(untrained.cell, trained) or "it was not trained"
+        open_question = f"what {name} changes the AUC by: {why}."
+        if best.candidate.point.mode is REFERENCE:
+            return (
+                f"Not decided between {best.candidate.name} and {name}, which may be"
+                f" {untrained.gain.value:.1f} times as {_cheap(untrained)}: open is"
+                f" {open_question} Until then {best.candidate.name}."
+            )
+
     # What it rests on.
     if best.candidate.point.mode is REFERENCE:
-        return f"Take {best.candidate.name}: no other mode is surely cheaper without a loss."
+        return (
+            f"Take {best.candidate.name}: no other mode is surely {_cheap(best)}er without a loss."
+        )
     loses = "its rows are exact"
     if gap is not None:
         also = f" and by {_words(second[1])} at {second[0]:,}" if second else ""
@@ -317,6 +349,23 @@ def advised(
         f" {counted(best.row['servers'], 'server host')} it has {best.times_sync:.1f} times sync's"
         f" samples/s, and {loses}.{further}"
     )
+
+
+def _untrained(best: Simulated, front: Sequence[Simulated], trained: Training) -> Simulated | None:
+    """The mode that gains most of those that gain more than the best and have no gap; None where
+    there is none."""
+    least = max(1.0, best.gain.value) * (1 + TIE)
+    unknown = [
+        one
+        for one in front
+        if not one.cell.is_exact and one.gain.value > least and trained.gap(one.cell) is None
+    ]
+    return max(unknown, key=lambda one: one.gain.value, default=None)
+
+
+def _cheap(one: Simulated) -> str:
+    """What a gain is of: of dollars, or of seconds where a host has no price."""
+    return "fast" if math.isnan(one.usd_per_hour) else "cheap"
 
 
 def _differs(first: Interval, second: Interval, tolerance: float) -> bool:

@@ -1,7 +1,8 @@
 """At which batch a log is trained, and on which window of it, so that its lateness means something.
 
 Lateness counts updates, and an update has as many samples as a batch: a log must have enough
-updates for each late one, or its gap tells of the start of training alone.
+updates for each late one, and enough of them in all, or its gap tells of the start of training
+alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 
 UPDATES_PER_LATE = 20
 """Updates that a log must have for each one that rows are late."""
+LEAST_UPDATES = 500
+"""Updates of a run, where the log has them at the least batch: the shortest stream of the study of
+lateness has a few more. A model of fewer has hardly begun to learn, however little is late."""
 LEAST_BATCH = 128
 
 
@@ -70,14 +74,15 @@ class Plan:
 
 
 def batch_for(cells: Sequence[Cell], samples: int, of_cluster: int) -> int:
-    """The cluster's batch where the log then has 20 updates for each late one; else the largest
-    power of two for which it has, 128 at least.
+    """The cluster's batch where the log then has 20 updates for each late one, and 500 in all; else
+    the largest power of two for which it has, 128 at least.
 
     >>> cells = [Cell(rows_late=16, dense_late=0)]
-    >>> [batch_for(cells, samples, 16_384) for samples in (80_000, 1_000_000, 10_000_000)]
+    >>> [batch_for(cells, samples, 16_384) for samples in (80_000, 1_100_000, 10_000_000)]
     [128, 2048, 16384]
     """
-    most = samples // (UPDATES_PER_LATE * max([cell.late for cell in cells], default=1))
+    late = max([cell.late for cell in cells], default=1)
+    most = samples // max(LEAST_UPDATES, UPDATES_PER_LATE * late)
     if most >= of_cluster:
         return of_cluster
     return max(LEAST_BATCH, 1 << max(0, most.bit_length() - 1))
@@ -101,8 +106,10 @@ def planned(
     no_time = wanted[most_cells:]
     wanted = wanted[:most_cells]
 
-    # A window must hold what its latest cell needs: leave that out until the budget holds it.
-    while wanted and samples_for(wanted[-1]) * _runs(wanted) > most_samples:
+    # A window must hold what its latest cell needs, and what a model needs that learns: leave that
+    # cell out until the budget holds it.
+    least = min(samples, LEAST_UPDATES * LEAST_BATCH)
+    while wanted and max(least, samples_for(wanted[-1])) * _runs(wanted) > most_samples:
         no_time.insert(0, wanted.pop())
     window = min(samples, max(UPDATES_PER_LATE * LEAST_BATCH, int(most_samples / _runs(wanted))))
     return Plan(

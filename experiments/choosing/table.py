@@ -83,13 +83,13 @@ def rows_of_table(
                 "hours_to_target": hours,
                 "usd_to_target": hours * one.usd_per_hour,
                 "reached": way.get("reached", math.nan),
-                "empty": _why_empty(one.cell, trained),
+                "empty": why_empty(one.cell, trained),
             }
         )
     return rows
 
 
-def _why_empty(cell: Cell, trained: Training) -> str:
+def why_empty(cell: Cell, trained: Training) -> str:
     """Why a cell has no gap, in words; "" where it has one."""
     plan = trained.plan
     if cell in plan.too_late:

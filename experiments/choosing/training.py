@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from experiments.choosing.batch import EXACT, Cell, Plan
@@ -197,6 +198,11 @@ class Training:
         if not late or not sync:
             return None
         return gap_over_seeds(late, sync, first_task(late[0]), self.options.out)
+
+    def score_of_sync(self, name: str) -> float:
+        """A test score of sync by its name, the mean over its runs at the plan's batch."""
+        runs = self.runs(EXACT)
+        return fmean(run.auc(first_task(runs[0]), name) for run in runs)
 
     def entries(self, front: Sequence[Simulated]) -> list[Entry]:
         """The modes as the decision takes them."""

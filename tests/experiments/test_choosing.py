@@ -7,12 +7,14 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 import experiments
+from experiments.choosing.answer import advised
 from experiments.choosing.batch import Cell, batch_for, planned, samples_for
 from experiments.choosing.decision import Decision, Entry, bounds_of, decide
 from experiments.choosing.speeds import candidates
@@ -151,11 +153,16 @@ def cells(*late: int) -> list[Cell]:
     return [Cell(rows_late=rows, dense_late=0) for rows in late]
 
 
-@pytest.mark.parametrize("samples", [41_000, 100_000, 1_000_000, 20_000_000])
-def test_a_batch_leaves_twenty_updates_for_each_late_one_and_twice_it_does_not(samples):
-    batch = batch_for(cells(2, 16), samples, of_cluster=16_384)
-    assert samples / batch >= 20 * 16
-    assert batch == 16_384 or samples / (2 * batch) < 20 * 16
+@pytest.mark.parametrize("samples", [70_000, 100_000, 1_000_000, 20_000_000])
+@pytest.mark.parametrize("latest", [1, 16, 64])
+def test_a_batch_leaves_enough_updates_for_each_late_one_and_in_all_and_twice_it_does_not(
+    samples, latest
+):
+    """At one late 20 of each would be 20 in all: of a model that has not begun to learn."""
+    least = max(500, 20 * latest)
+    batch = batch_for(cells(1, latest), samples, of_cluster=16_384)
+    assert samples / batch >= least or batch == 128
+    assert batch == 16_384 or samples / (2 * batch) < least
     assert batch == 16_384 or batch & (batch - 1) == 0
 
 
@@ -170,12 +177,14 @@ def test_a_budget_cuts_the_log_first_and_the_latest_cells_then():
     """Runs of a first look: two seeds of sync and of each cell."""
     whole = planned(cells(1, 16), 200_000, 16_384, 6 * 200_000, 4)
     assert (whole.samples, len(whole.cells)) == (200_000, 2)
-    cut = planned(cells(1, 16), 200_000, 16_384, 6 * 50_000, 4)
-    assert (cut.samples, len(cut.cells)) == (50_000, 2)
-    few = planned(cells(1, 16), 200_000, 16_384, 6 * 20_000, 4)
+    cut = planned(cells(1, 16), 200_000, 16_384, 6 * 70_000, 4)
+    assert (cut.samples, len(cut.cells)) == (70_000, 2)
+    few = planned(cells(1, 16), 200_000, 16_384, 6 * 50_000, 4)
     assert few.cells == tuple(cells(1))
     assert few.no_time == tuple(cells(16))
-    assert few.samples == 30_000
+    assert few.samples == 75_000
+    assert not planned(cells(1), 200_000, 16_384, 4 * 60_000, 4).cells, "less than 500 updates"
+    assert planned(cells(1), 20_000, 16_384, 4 * 20_000, 4).cells, "the log has no more"
 
 
 # The candidates.
@@ -216,6 +225,52 @@ def test_rows_that_no_number_of_servers_holds_are_refused_by_their_largest_table
     for keep in (False, True):
         with pytest.raises(ValueError, match=r"memory per server.*largest table, large, has 2\.5e"):
             candidates(cluster, str(tmp_path / "huge.toml"), "f32-adagrad", keep_hosts=keep)
+
+
+# The advice.
+
+
+def as_simulated(name: str, mode: Mode, late: int, gain: float, usd_per_hour: float):
+    point = SimpleNamespace(mode=mode)
+    return SimpleNamespace(
+        candidate=SimpleNamespace(label=name, name=name, point=point),
+        gain=Range(gain, gain, gain),
+        cell=Cell(rows_late=late, dense_late=0),
+        usd_per_hour=usd_per_hour,
+    )
+
+
+def as_trained(front, entropy: float):
+    """Nothing but sync: the budget held no other cell."""
+    plan = SimpleNamespace(too_late=(front[1].cell,), no_time=())
+    return SimpleNamespace(
+        score_of_sync=lambda name: entropy, gap=lambda cell: None, plan=plan, log=None
+    )
+
+
+@pytest.mark.parametrize(("usd_per_hour", "word"), [(9.0, "cheap"), (math.nan, "fast")])
+def test_sync_is_not_advised_over_a_mode_that_gains_more_and_was_not_trained(usd_per_hour, word):
+    front = [
+        as_simulated("sync", Mode.SYNC, 0, 1.0, usd_per_hour),
+        as_simulated("hybrid, tau 2", Mode.HYBRID, 2, 2.5, usd_per_hour),
+    ]
+    told = advised(front, Decision(best="sync"), as_trained(front, 0.9), None, None)
+    assert told.startswith(
+        f"Not decided between sync and hybrid, tau 2, which may be 2.5 times as {word}"
+    )
+    assert f"needs {samples_for(front[1].cell):,} samples" in told
+    front[1] = as_simulated("hybrid, tau 2", Mode.HYBRID, 2, 1.0, usd_per_hour)
+    told = advised(front, Decision(best="sync"), as_trained(front, 0.9), None, None)
+    assert told.startswith("Take sync") and f"surely {word}er" in told
+
+
+def test_of_a_model_that_has_learned_nothing_nothing_is_advised():
+    front = [
+        as_simulated("sync", Mode.SYNC, 0, 1.0, 9.0),
+        as_simulated("hybrid, tau 2", Mode.HYBRID, 2, 2.5, 9.0),
+    ]
+    told = advised(front, Decision(best="sync"), as_trained(front, 1.017), None, None)
+    assert told.startswith("Not decided: sync itself has not learned") and "1.017" in told
 
 
 # The whole command.
