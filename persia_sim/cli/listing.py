@@ -5,6 +5,7 @@ A line of the table is a name; the source stands last, since it is as long as it
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -53,7 +54,8 @@ def listed_machines(options: MachineOptions) -> str:
 
 
 def _has_gpu(host: Host, asked: str | None) -> bool:
-    """Whether a machine is meant by a GPU's name, by a part of it, or by having none."""
+    """Whether a machine is meant by a GPU's name, by a part of it, or by having none; an A100 is
+    not meant by ``a10``."""
     if asked is None:
         return True
     if asked.lower() == _NO_GPU:
@@ -61,7 +63,8 @@ def _has_gpu(host: Host, asked: str | None) -> bool:
     if host.gpu is None:
         return False
     names = [key for key, gpu in GPUS.items() if gpu.name == host.gpu.name]
-    return any(asked.lower() in name.lower() for name in (*names, host.gpu.name))
+    part = re.compile(re.escape(asked) + r"(?!(?<=\d)\d)", re.IGNORECASE)
+    return any(part.search(name) for name in (*names, host.gpu.name))
 
 
 _NO_GPU = "cpu"

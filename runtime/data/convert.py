@@ -68,7 +68,8 @@ def label_values(schema: Schema, name: str, array: ArrowArray) -> Values:
         rule = "a label of a regression must be a finite number"
     else:
         good = (numbers == 0) | (numbers == 1)
-        rule = "a label must be 0 or 1"
+        # Who skips all 2 of the labels 1 and 2 keeps one class, and reads it as the other.
+        rule = "a label must be 0 or 1, and other classes are made these, not skipped"
     # Whether a row may lack it.
     if name in (schema.optional or ()):
         good |= absent

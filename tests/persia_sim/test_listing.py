@@ -58,6 +58,7 @@ def test_a_machine_says_its_price_and_when_it_was_that(monkeypatch, capsys):
     ("words", "said"),
     [
         ("machines --gpu tpu", "--gpu is 'tpu': no machine has it; name one of v100, a100-40"),
+        ("machines --gpu a10", "--gpu is 'a10': no machine has it; name one of v100, a100-40"),
         ("clusters list --gpu h100", "--gpu is no option"),
         ("workloads lost", "'lost' is no option and no value"),
     ],

@@ -148,7 +148,7 @@ BAD_VALUES = [
     ("price", "1e39", "that float32 can hold"),
     ("price", "inf", "a numeric column needs a finite number"),
     ("age", "old", "a bucket column needs a finite number"),
-    ("label", "2", "a label must be 0 or 1"),
+    ("label", "2", "a label must be 0 or 1, and other classes are made these, not skipped"),
     ("label", "", "a label must be 0 or 1"),
     ("label", "nan", "a label must be 0 or 1"),
     ("day", "Monday", "the split compares this column with 5"),
