@@ -66,8 +66,9 @@ def costs_table() -> str:
 def held_table() -> str:
     """How many ranges hold what was measured, and how wide they are."""
     lines = []
-    for name, errors in (("`validate`", "validate"), ("an earlier `validate`", "validate_first")):
-        known = read_rows(STORED / f"{errors}.csv")
+    for hosts, stored in (("one host", "validate"), ("two hosts", "validate_hosts")):
+        name = f"`validate`, {hosts}"
+        known = read_rows(STORED / f"{stored}.csv")
         off = [math.log(float(r["predicted"]) / float(r["samples_per_s"])) for r in known]
         pairs = [a - b for a, b in combinations(off, 2)]
         for what, away, sides in (("rates", off, 1), ("ratios of two rates", pairs, 2)):
@@ -145,12 +146,16 @@ def errors_table() -> str:
 
 
 def validate_table() -> str:
-    """Runs of this host that were predicted before they ran, in two runs of the command."""
+    """Runs of this host that were predicted before they ran: with the servers in the ranks'
+    process, and on a second host."""
     lines: dict[str, list[str]] = {}
-    for name in ("validate_first", "validate"):
+    for name in ("validate", "validate_hosts"):
         rows = read_rows(STORED / f"{name}.csv")
         errors = [float(row["error"]) for row in rows]
+        both = ("sent_error", "come_error")
+        ways = [float(row[way]) for row in rows for way in both if way in row]
         shown = {
+            "cases": f"{len(rows)}",
             "throughput: error on average": percent(mean(map(abs, errors)), 1),
             "throughput: largest error": percent(max(map(abs, errors))),
             "the simple rule: error on average": percent(
@@ -162,10 +167,11 @@ def validate_table() -> str:
             "histogram of staleness: total variation on average": "{:.2f}".format(
                 mean(float(row["stale_variation"]) for row in rows)
             ),
+            "bytes over the link: largest error": percent(max(map(abs, ways)), 1) if ways else "",
         }
         for what, value in shown.items():
             lines.setdefault(what, [what]).append(value)
-    return markdown(["what was predicted", "first run", "second run"], lines.values())
+    return markdown(["what was predicted", "one host", "two hosts"], lines.values())
 
 
 def timeline_table() -> str:

@@ -176,6 +176,7 @@ EXACT = [(name, mode) for name in OTHERS for mode in (Mode.SYNC, Mode.LOOKAHEAD)
 @pytest.mark.parametrize(("name", "mode"), [e for e in EXACT if e[0] != "lookahead forwarded"]
                          + [("lookahead forwarded", Mode.LOOKAHEAD)])  # fmt: skip
 @pytest.mark.law11
+@pytest.mark.law18
 def test_on_other_shards_and_executors_it_ends_with_the_same_bytes(name, mode, tmp_path):
     chosen = every(4, ranks=2, shards=2, mode=mode, optimizer=RowOptimizer(kind="adam", lr=0.05))
     whole = run(chosen, tmp_path / "whole")
@@ -198,6 +199,7 @@ def test_on_other_shards_and_executors_it_ends_with_the_same_bytes(name, mode, t
 
 @pytest.mark.parametrize("ranks", [4])
 @pytest.mark.law11
+@pytest.mark.law18
 def test_on_other_ranks_sync_ends_as_law_3_says(ranks, tmp_path):
     """Two ranks, then one or four: the same sums in another order."""
     source = ArraySource(480)
@@ -229,6 +231,7 @@ SHARING = [
 @pytest.mark.parametrize("executor", ["concurrent"])
 @pytest.mark.law9
 @pytest.mark.law11
+@pytest.mark.law18
 def test_each_sample_is_trained_once_whatever_number_of_ranks_goes_on(
     executor, own, tmp_path, monkeypatch
 ):

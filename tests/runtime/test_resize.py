@@ -39,6 +39,7 @@ def line(*words: str) -> list[str]:
 
 @pytest.mark.multiproc
 @pytest.mark.law13
+@pytest.mark.law18
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["alone", "torchrun"])
 @pytest.mark.parametrize("mode", ["sync", "hybrid"])

@@ -133,11 +133,19 @@ def test_all_that_is_unanswered_at_a_death_is_asked_again_in_its_order():
             store.ask(handle)
         store.look_up(handles[0])
         kill(found.processes, 0)
-        later, errors = in_thread(lambda: [store.ask(handle) for handle in handles[6:]])
+        asked = {handle.step: threading.Event() for handle in handles[6:]}
+
+        def ask_later() -> None:
+            for handle in handles[6:]:
+                store.ask(handle)
+                asked[handle.step].set()
+
+        _, errors = in_thread(ask_later)
         store.give((handles[0], ones(handles[0])))
         for handle in handles[1:]:
-            if handle is handles[6]:
-                later.join(60)
+            # Each is looked up as soon as it was asked for, as in a run: where 6 was asked for
+            # before the death was heard of, 7 waits until 6 is looked up.
+            assert handle.step not in asked or asked[handle.step].wait(60)
             store.look_up(handle)
             store.give((handle, ones(handle)))
         store.drain()
