@@ -7,56 +7,63 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import textwrap
 from contextlib import suppress
 from enum import Enum
 from math import isinf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from persia_sim.base.command_line import texts_of
 from persia_sim.base.files import atomic_write
-
-if TYPE_CHECKING:
-    from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.cluster import Cluster
+from persia_sim.cluster.machine import Host
+from persia_sim.presets.catalogue import CLUSTERS, MACHINES, workloads
+from persia_sim.presets.costs import CATALOGUE
+from persia_sim.presets.from_file import record_of
+from persia_sim.sharded.presets import rankers
 
 _WIDTH = 96
 _YOURS = "an example: write where your figures come from"
+_MACHINES_FIRST = """\
+# A cluster of embedding servers: `--cluster cluster.toml`. Write which machines you have, and how
+# many: `persia-sim machines list` has their names, and one that is not among them is a table
+# ([nn.host]) with the keys of system.toml. What stands behind a # follows from these, or has that
+# value unless you give it another. Stages cost what costs.toml says, unless a table [costs] here
+# says otherwise. With base = "gcp-100t" a file starts from a preset, and gives only what differs.
+
+"""
 
 
 def write_examples(folder: Path) -> list[Path]:
-    """Write cluster.toml, workload.toml, model.toml, system.toml; none that is there is touched.
+    """Write cluster.toml and those beside it; none that is there is touched.
 
     Raises ValueError for what is no folder, and naming the first file that is there; OSError where
     the folder cannot be written: then nothing is left there.
     """
-    from persia_sim.presets.catalogue import CLUSTERS, MACHINES, workloads
-    from persia_sim.presets.costs import CATALOGUE
-    from persia_sim.sharded.presets import rankers
-
-    # The presets that become examples, without other people's names and prices.
-    cluster = yours(CLUSTERS["gcp-100t"]())
+    # The presets that become examples.
     workload = dataclasses.replace(
-        workloads()["criteo-syn1"], name="my-workload", batch_per_rank=1024, source=_YOURS
+        workloads()["criteo-syn1"],
+        name="my-workload",
+        rows=1e10,
+        batch_per_rank=1024,
+        source=_YOURS,
     )
     model = rankers()["dlrm"]
     few = dataclasses.replace(model, name="my-model", tables=model.tables[:3])
 
     # What each file says.
     texts = {
-        "cluster.toml": "# A cluster of embedding servers: `--cluster cluster.toml`.\n"
-        '# base = "gcp-100t" would start from a preset: then only what differs is needed.\n'
-        '# host = "p5.48xlarge" in a role names a machine, in place of the table [nn.host].\n'
-        + table(cluster)
-        + "\n# What each stage costs is the catalogue's, measured or fitted on others' machines.\n"
-        "# To say what it costs on yours, remove the first `#` of a line and of its table's name;\n"
-        "# or measure it: `persia-runtime profile` writes what `--profile` reads.\n"
-        + off(table(CATALOGUE, "costs")),
+        "cluster.toml": _MACHINES_FIRST + machines_first(CLUSTERS["h100-host"]()),
         "workload.toml": "# Data and network: `--workload workload.toml`.\n" + table(workload),
         "model.toml": "# A model with tables on the GPUs: `sharded --model model.toml`.\n"
         + table(few),
         "system.toml": "# A machine with GPUs: `sharded --system system.toml`.\n"
         + table(dataclasses.replace(MACHINES["dgx-h100"], name="my-machine")),
+        "costs.toml": "# What each stage costs, measured or fitted on others' machines. Write\n"
+        "# into cluster.toml what is otherwise on yours, or measure it: `persia-runtime profile`.\n"
+        + table(CATALOGUE, "costs"),
     }
 
     # Refuse what is no folder, and files that are there.
@@ -86,48 +93,48 @@ def write_examples(folder: Path) -> list[Path]:
     return paths
 
 
-def yours(cluster: Cluster) -> Cluster:
-    """The cluster with hosts that are nobody's: no name, price or source of others."""
-    roles = {"nn": "GPU host", "embedding_workers": "worker host", "servers": "server host"}
-    mine: dict[str, Any] = {"name": "my-cluster", "source": _YOURS}
-    for role, name in roles.items():
-        hosts = getattr(cluster, role)
-        host = dataclasses.replace(hosts.host, name=f"my {name}", usd_per_hour=0.0, source=_YOURS)
-        mine[role] = dataclasses.replace(hosts, host=host)
-    return dataclasses.replace(cluster, **mine)
+_ROLES = ("nn", "embedding_workers", "servers")
 
 
-def off(text: str) -> str:
-    """Each line behind a `#`."""
-    return "".join(f"#{line}\n" if line else "\n" for line in text.splitlines())
+def machines_first(cluster: Cluster) -> str:
+    """A file of the machines in each role of a cluster and of how many there are, with all that
+    follows from these behind a `#`."""
+    roles = {name: getattr(cluster, name) for name in _ROLES}
+    given = {name: {"host": one.host.name, "hosts": one.hosts} for name, one in roles.items()}
+    whole = table(record_of(Cluster, {"name": "cluster"} | given, ""))
+    return re.sub(rf"^(?!#|hosts? =|\[({'|'.join(_ROLES)})\])(?=.)", "#", whole, flags=re.M)
 
 
-def table(record: Any, name: str = "") -> str:
-    """A dataclass as TOML, a comment before every value; tables of its parts follow."""
+def table(record: Any, name: str = "", said: set[str] | None = None) -> str:
+    """A dataclass as TOML, with what each value means, unless that is ``said`` above; a machine of
+    the catalogue is its name."""
+    said = set() if said is None else said
     lines = [f"[{name}]"] if name else []
-    parts: list[str] = []
     kind: Any = type(record)
     says = texts_of(kind)
+    values = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    for key, value in values.items():
+        if isinstance(value, Host) and value == MACHINES.get(value.name):
+            values[key] = value.name
 
     # Values first; tables of parts follow, as TOML wants it.
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        place = f"{name}.{field.name}".lstrip(".")
-        comment = textwrap.wrap(
-            says.get(field.name, ""), _WIDTH, initial_indent="# ", subsequent_indent="# "
-        )
-        if dataclasses.is_dataclass(value):
-            parts.append("\n".join(["", *comment, table(value, place).rstrip()]))
-        elif value and isinstance(value, tuple) and dataclasses.is_dataclass(value[0]):
-            for number, entry in enumerate(value):
-                body = table(entry).rstrip()
-                if number:  # the first one's comments are enough
-                    body = "\n".join(x for x in body.splitlines() if not x.startswith("# "))
-                above = [] if number else comment
-                parts.append("\n".join(["", *above, f"[[{place}]]", body]))
+    for key in sorted(values, key=lambda key: _is_part(values[key])):
+        value = values[key]
+        place = f"{name}.{key}".lstrip(".")
+        meaning = says.get(key, "") if says.get(key) not in said else ""
+        said.add(meaning)
+        comment = textwrap.wrap(meaning, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+        if not _is_part(value):
+            lines += [*comment, _line(key, value)]
+        elif isinstance(value, tuple):
+            lines += ["", *comment, *(f"[[{place}]]\n{table(one, said=said)}" for one in value)]
         else:
-            lines += [*comment, _line(field.name, value)]
-    return "\n".join([*lines, *parts]) + "\n"
+            lines += ["", *comment, table(value, place, said).rstrip()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _is_part(value: Any) -> bool:
+    return dataclasses.is_dataclass(value[0] if value and isinstance(value, tuple) else value)
 
 
 def _line(name: str, value: Any) -> str:

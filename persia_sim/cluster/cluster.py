@@ -29,11 +29,27 @@ class Role:
     hosts: int
     """Number of hosts, >= 1."""
     processes_per_host: int
-    """Processes that share a host's NIC, >= 1."""
+    """Processes that share a host's NIC, >= 1. Left out of a file: one a GPU, or one."""
     cores_per_process: int
-    """Cores a process may use at once, >= 1; requests beyond them queue."""
+    """Cores a process may use at once, >= 1; requests beyond them queue. Left out: its part of all
+    that the host has."""
     ram_bytes_per_process: Annotated[float, Usual.MEMORY]
-    """Memory limit of a process, > 0; for servers it bounds the resident rows."""
+    """Memory limit of a process, > 0; for servers it bounds the resident rows. Left out: its part
+    of all that the host has."""
+
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The values of a file, and what it leaves out: the processes share the whole host."""
+        if "host" not in values:
+            return values
+        host: Host = values["host"]
+        processes = values.get("processes_per_host", host.gpus or 1)
+        parts = {
+            "processes_per_host": processes,
+            "cores_per_process": host.cores // max(1, processes),
+            "ram_bytes_per_process": host.ram_bytes / max(1, processes),
+        }
+        return parts | values
 
     def __post_init__(self) -> None:
         name = self.host.name
@@ -103,6 +119,11 @@ class Link:
         require_within(self, " of the link", header_efficiency=(1e-6, 1))
 
 
+IN_ONE_ZONE = Link(latency_s=50e-6, source="assumed: TCP inside one zone")
+LOADERS_A_RANK = 8
+"""Where nobody says how many: as many as the cluster of the paper is taken to have."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
     """Everything that is bought or rented.
@@ -117,9 +138,9 @@ class Cluster:
     """
 
     name: str
-    """The preset's name."""
+    """What tables and screens call it."""
     ranks: int
-    """Ranks, one GPU each, >= 1."""
+    """Ranks, one GPU each, >= 1. Left out of a file: all that the GPU hosts have."""
     nn: Role
     """GPU hosts; ``processes_per_host`` is the number of GPUs that are used in one."""
     embedding_workers: Role
@@ -127,11 +148,20 @@ class Cluster:
     servers: Role
     """Hosts of the embedding servers."""
     loaders: int
-    """Data loader processes, >= 1; they run beside the other roles, on no hosts of their own."""
-    link: Link
+    """Data loader processes, >= 1; they run beside the other roles, on no hosts of their own. Left
+    out: eight a rank."""
+    link: Link = IN_ONE_ZONE
     """The network between any two hosts."""
     source: str
     """Where the counts come from."""
+
+    @classmethod
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The values of a file, and what it leaves out: ranks fill the GPU hosts."""
+        if "nn" not in values:
+            return values
+        ranks = values.get("ranks", values["nn"].processes)
+        return {"ranks": ranks, "loaders": LOADERS_A_RANK * ranks} | values
 
     def __post_init__(self) -> None:
         # Every rank has a GPU.

@@ -209,7 +209,6 @@ def gcp_100t() -> Cluster:
             ram_bytes_per_process=2500 * _GIB,
         ),
         loaders=240,
-        link=Link(latency_s=50e-6, source="assumed: TCP inside one zone"),
         source=_MANIFEST,
     )
 
@@ -243,7 +242,6 @@ def h100_host() -> Cluster:
             ram_bytes_per_process=2500 * _GIB,
         ),
         loaders=96,
-        link=Link(latency_s=50e-6, source="assumed: TCP inside one zone"),
         source="nobody's: a cluster that one could rent; as many hosts as `persia-sim size` takes"
         " for 500,000 samples/s of kwai-video; number of loaders assumed",
     )

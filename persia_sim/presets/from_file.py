@@ -36,7 +36,8 @@ _NAMED: dict[type, Mapping[str, Any]] = {Gpu: GPUS, Host: MACHINES}
 def record_of(kind: type[Record], given: Any, where: str, base: Record | None = None) -> Record:
     """A dataclass from a table of a file; what is not given comes from ``base`` or the defaults.
 
-    Raises ValueError naming the place, the value and what it may be.
+    A dataclass with a class method ``completed`` has it say what follows from the values that are
+    given without a base. Raises ValueError naming the place, the value and what it may be.
     """
     # A name stands for a preset.
     if isinstance(given, str) and kind in _NAMED:
@@ -65,20 +66,22 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
     if unknown:
         raise ValueError(f"{owner}{unknown[0]} is unknown: {nearest(unknown[0], types)}")
 
-    # Each field: as given, as in the base, or its default.
+    # Each field: as given, as in the base, as follows from those given, or its default.
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(whole):
-        name = field.name
-        place = owner + field.name
+    for name in (field.name for field in dataclasses.fields(whole)):
         start = None if base is None else getattr(base, name)
         if name in given:
-            values[name] = _value(types[name], given[name], place, start)
+            values[name] = _value(types[name], given[name], owner + name, start)
         elif base is not None:
             values[name] = start
-        elif field.default is field.default_factory is dataclasses.MISSING:
-            if name != "source":
-                raise ValueError(f"{place} is missing: give it, or a base to start from")
-            values[name] = "a file"
+    values = getattr(kind, "completed", dict)(values)
+    for field in dataclasses.fields(whole):
+        has_default = not (field.default is field.default_factory is dataclasses.MISSING)
+        if field.name in values or has_default:
+            continue
+        if field.name != "source":
+            raise ValueError(f"{owner}{field.name} is missing: give it, or a base to start from")
+        values["source"] = "a file"
 
     # Figures of machines are without limit only where a default is; the dataclass holds its rules.
     quantities = [(name, q) for name, q in notes_of(whole, Quantity).items() if name in given]

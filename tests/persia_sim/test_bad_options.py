@@ -139,6 +139,9 @@ def test_a_cluster_that_cannot_be_is_a_sentence_and_no_traceback(
 def example_files() -> dict[str, tuple[str, str]]:
     """Every file that `init` writes, with all that may stand in it: its text, and the command."""
     small = replace(small_cluster(4, 2, 2), name="mine")
+    for role in ("nn", "embedding_workers", "servers"):  # of no machine that has a name
+        one = getattr(small, role)
+        small = replace(small, **{role: replace(one, host=replace(one.host, source="mine"))})
     cluster = table(small)
     model = rankers()["dlrm"]
     run_small = "--steps 3 --tau 0 --row-format f32-adagrad --cluster"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -17,8 +18,8 @@ from persia_sim import __main__ as command
 from persia_sim.base.command_line import texts_of
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import SimulateOptions
-from persia_sim.cli.example import write_examples, yours
-from persia_sim.cluster.cluster import Cluster
+from persia_sim.cli.example import write_examples
+from persia_sim.cluster.cluster import Cluster, Link, Role
 from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.incidents import SlowDown
 from persia_sim.cluster.machine import Gpu, Host, Precision
@@ -56,11 +57,17 @@ def answer(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
     return code, said.out, said.err
 
 
+ROLES = ("nn", "embedding_workers", "servers")
+
+
 def test_the_example_files_read_back_as_what_they_were_written_from(tmp_path):
     paths = {path.name: path for path in write_examples(tmp_path)}
     cluster, costs = read_cluster(paths["cluster.toml"])
-    assert cluster == yours(CLUSTERS["gcp-100t"]())
+    preset = CLUSTERS["h100-host"]()
+    for role, of_preset in ((getattr(cluster, name), getattr(preset, name)) for name in ROLES):
+        assert (role.host, role.hosts) == (of_preset.host, of_preset.hosts)
     assert costs == CATALOGUE
+    assert record_of(Costs, tomllib.loads(paths["costs.toml"].read_text())["costs"], "") == costs
     workload = read_workload(paths["workload.toml"])
     assert (workload.name, workload.dim, workload.batch_per_rank) == ("my-workload", 128, 1024)
     model = rankers()["dlrm"]
@@ -72,8 +79,8 @@ def test_the_example_files_read_back_as_what_they_were_written_from(tmp_path):
 
 def test_every_field_stands_in_the_example_under_its_meaning(tmp_path):
     text = {path.name: path.read_text() for path in write_examples(tmp_path)}
-    places = {Cluster: "cluster", Host: "cluster", Costs: "cluster", Ranker: "model",
-              Table: "model", Gpu: "system"}  # fmt: skip
+    places = {Cluster: "cluster", Role: "cluster", Link: "cluster", Host: "system", Costs: "costs",
+              Ranker: "model", Table: "model", Gpu: "system"}  # fmt: skip
     for kind, place in places.items():
         name = f"{place}.toml"
         says = texts_of(kind)
@@ -82,17 +89,54 @@ def test_every_field_stands_in_the_example_under_its_meaning(tmp_path):
             assert field.name in text[name]
 
 
-def test_the_example_of_a_cluster_is_the_readers(tmp_path):
-    """No price, name or source of others, and no constant that was fitted to their runs."""
-    [path] = (path for path in write_examples(tmp_path) if path.name == "cluster.toml")
-    table = tomllib.loads(path.read_text())
-    assert "costs" not in table
-    hosts = [table[role]["host"] for role in ("nn", "embedding_workers", "servers")]
-    assert all(host["usd_per_hour"] == 0 and host["name"].startswith("my ") for host in hosts)
-    assert "GKE" not in path.read_text().split("[costs")[0]
-    behind = path.read_text().split("`--profile` reads.")[1]
-    given = "\n".join(line[1:] for line in behind.splitlines())
-    assert record_of(Costs, tomllib.loads(given)["costs"], "costs") == CATALOGUE
+def test_the_example_of_a_cluster_asks_for_machines_and_their_numbers_alone(tmp_path):
+    """What stands behind a `#` is what is so without it."""
+    (path,) = (path for path in write_examples(tmp_path) if path.name == "cluster.toml")
+    lines = path.read_text().splitlines()
+    asked = [line.split(" = ")[0] for line in lines if line and not line.startswith("#")]
+    assert asked == [word for role in ROLES for word in (f"[{role}]", "host", "hosts")]
+    whole = "\n".join(re.sub(r"^#(?! )", "", line) for line in lines)
+    assert tomllib.loads(whole).keys() == {one.name for one in fields(Cluster)}
+    assert read_cluster(written(tmp_path, whole)) == read_cluster(path)
+
+
+MACHINES_ALONE = """
+[nn]
+host = "p5.48xlarge"
+hosts = 2
+[embedding_workers]
+host = "c2-standard-30"
+hosts = 3
+[servers]
+host = "m2-ultramem-416"
+hosts = 1
+"""
+
+
+def test_what_a_cluster_leaves_out_follows_from_its_machines(tmp_path):
+    cluster, _ = read_cluster(written(tmp_path, MACHINES_ALONE))
+    assert (cluster.ranks, cluster.loaders, cluster.link.latency_s) == (16, 128, 50e-6)
+    roles = [getattr(cluster, name) for name in ROLES]
+    assert [one.processes_per_host for one in roles] == [8, 1, 1]
+    assert [one.cores_per_process for one in roles] == [192 // 8, 30, 416]
+    assert roles[0].ram_bytes_per_process == MACHINES["p5.48xlarge"].ram_bytes / 8
+    half = MACHINES_ALONE.replace("hosts = 2", "hosts = 2\nprocesses_per_host = 4")
+    cluster, _ = read_cluster(written(tmp_path, half))
+    assert (cluster.ranks, cluster.loaders, cluster.nn.cores_per_process) == (8, 64, 48)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("hosts = 3", ""), "embedding_workers.hosts is missing"),
+        (('host = "m2-ultramem-416"', ""), "servers.host is missing"),
+        (("hosts = 1", "hosts = 1\nprocesses_per_host = 0"), "processes_per_host (of type"),
+        (("[nn]", "ranks = 3\n[nn]"), "ranks is 3: 2 hosts of 8 GPUs must hold them"),
+    ],
+)
+def test_what_does_not_follow_is_asked_for(changed, said, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_cluster(written(tmp_path, MACHINES_ALONE.replace(*changed)))
 
 
 @pytest.mark.parametrize(
@@ -199,13 +243,12 @@ def test_a_missing_file_names_the_command_that_writes_one(monkeypatch, capsys):
 def test_a_run_from_files_is_the_run_of_the_presets_that_they_hold(tmp_path, monkeypatch, capsys):
     write_examples(tmp_path)
     written(tmp_path, 'base = "gcp-100t"\n')
+    written(tmp_path, 'base = "criteo-syn1"\nbatch_per_rank = 1024\nrows = 1e10\n', "based.toml")
     common = ["--steps", "8", "--ranks", "8", "--gpu-cv", "0", "--row-format", "f32-adam"]
     paths = ["--cluster", str(tmp_path / "mine.toml"), "--workload",
              str(tmp_path / "workload.toml")]  # fmt: skip
     _, by_file, _ = answer(monkeypatch, capsys, *paths, *common)
-    _, by_name, _ = answer(
-        monkeypatch, capsys, *["--workload", "criteo-syn1", "--batch-per-rank", "1024"], *common
-    )
+    _, by_name, _ = answer(monkeypatch, capsys, "--workload", str(tmp_path / "based.toml"), *common)
     one, other = (said[said.index("  batch ") :] for said in (by_file, by_name))
     assert one == other and "throughput" in one
 
