@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -293,8 +294,12 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """The value as an error shows it: short, whatever it is."""
-    text = repr(value)
+    """The value as an error shows it: short, whatever it is; that of an enum as its word.
+
+    >>> shown([Enum("Way", {"FAR": "far"})("far"), 4])
+    "['far', 4]"
+    """
+    text = re.sub(r"<\w+\.\w+: ('[^']*')>", r"\1", repr(value))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

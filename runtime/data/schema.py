@@ -155,6 +155,10 @@ class DrawnItems(Checked):
     others each time that it is read. Their labels are 0."""
 
 
+UNGUESSED = "?"
+"""What stands for the name of a label that nobody could guess."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
     """A data set: which files, which columns, which labels, which split."""
@@ -219,6 +223,11 @@ class Schema:
                 yield f"{key} is empty; give it a text"
         if not self.labels:
             yield "labels is empty; name a column of 0 and 1 for each task"
+        if UNGUESSED in self.labels:
+            yield (
+                f"labels holds {UNGUESSED!r}, as `data schema` writes where no column holds 0 and"
+                " 1; name the column that is learned, in regression, too, if it holds other numbers"
+            )
         for key in ("labels", "regression", "optional", "tasks"):
             if doubled := _doubled(getattr(self, key) or ()):
                 yield f"{key} must be different, got {doubled[0]!r} twice"

@@ -34,7 +34,7 @@ from runtime.data.rows import (
     plain,
     whole_number_of,
 )
-from runtime.data.schema import is_parquet
+from runtime.data.schema import UNGUESSED, is_parquet
 from runtime.data.table import TableFile
 from runtime.preparing.guessed_column import (
     ABSENT,
@@ -202,7 +202,8 @@ def _lines(
     yield from joins
     yield _labels(learned, labels, columns)
     for rating in ratings:
-        yield noted(f"regression = [{toml_value(rating.name)}]", "no column holds 0 and 1")
+        note = "no column holds 0 and 1: modes, which are compared by AUC, need one"
+        yield noted(f"regression = [{toml_value(rating.name)}]", note)
     if group is not None:
         yield noted(f"group = {toml_value(group)}", "GAUC ranks within it")
     yield _split(times, file)
@@ -397,7 +398,7 @@ def _labels(
         for column in two:
             words = " and ".join(sorted(column.values))
             missing += f" {column.name} holds {words}: a label must be 0 and 1, so write these"
-        return noted('labels = ["?"]', missing)
+        return noted(f"labels = [{toml_value(UNGUESSED)}]", missing)
     others = ", ".join(c.name for c in all_of_them if c not in chosen)
     note = f"or {others}, which hold 0 and 1, too: as a label of its own, not as a column"
     return noted(f"labels = [{toml_value(chosen[0].name)}]", note if others else "")

@@ -95,6 +95,10 @@ BAD_SCHEMAS: list[tuple[dict[str, Any], str]] = [
     ({"columns": TWO}, r"different names, got \['x'\] twice"),
     ({"columns": ()}, "columns has 0 of numbers and none of ids"),
     ({"labels": ()}, "labels is empty; name a column"),
+    (
+        {"labels": ("?",)},
+        "labels holds '?', as `data schema` writes where no column holds 0 and 1; name",
+    ),
     ({"labels": ("a", "a")}, "labels must be different, got 'a' twice"),
     ({"labels": ("a", "b"), "tasks": ("t", "t")}, "tasks must be different, got 't' twice"),
     ({"labels": ("a", "b"), "tasks": ("t",)}, "2 labels and 1 tasks"),
