@@ -13,6 +13,7 @@ from persia_sim.base.command_line import read_options
 from persia_sim.base.files import interrupts_held
 from persia_sim.base.schema import nearest
 from runtime.guarded import guarded, run_as_process
+from runtime.stop import Ending, Interrupted
 
 
 def module_of(name: str) -> str:
@@ -28,7 +29,8 @@ def module_of(name: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one study; the exit code is 0, 2 for a mistake or failed points, 130 on Ctrl-C."""
+    """Run one study; the exit code is 0, 2 for a mistake or failed points, 130 on Ctrl-C, 75 where
+    another signal has ended it."""
     if not arguments or arguments[0] in ("-h", "--help", "list"):
         return guarded(_print_list)
     name = arguments[0]
@@ -48,11 +50,17 @@ def _run(name: str, arguments: list[str]) -> None:
     options = read_options(module.Options, arguments, f"persia-experiments {name}")
     if not getattr(options, "dry_run", False):
         ensure_writable(options.out)
+
+    # A signal ends it where it is; a short run of this process hears it first.
+    ending = Ending(at_once=True)
+    rest = f"; what is done is in {options.out}, and the same command does the rest"
     try:
-        module.run(options)
+        with ending.listening(), ending.watched():
+            module.run(options)
+    except Interrupted as stop:
+        raise Interrupted(f"interrupted{rest}", stop.by) from None
     except KeyboardInterrupt as stop:
-        rest = "; the same command does the rest"
-        raise KeyboardInterrupt((str(stop) or "interrupted") + rest) from None
+        raise type(stop)(f"{str(stop) or 'interrupted'}{rest}") from None
 
 
 def _print_list() -> None:

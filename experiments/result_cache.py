@@ -173,12 +173,15 @@ def computed(
 
     # A server imports the modules once, and each worker is a cheap fork of it.
     context = fork_server(preloaded)
-    with ProcessPoolExecutor(
+    pool = ProcessPoolExecutor(
         min(jobs, len(work)), context, initializer=settle_in, initargs=(surroundings(),)
-    ) as pool:
+    )
+    try:
         running = {pool.submit(compute): label for label, compute in work.items()}
         for job in as_completed(running):
             yield running[job], job.result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # whoever is interrupted waits for no further piece
 
 
 def surroundings() -> dict[str, str | None]:

@@ -28,6 +28,7 @@ from persia_sim.base.rules import counted
 from runtime.config import TrainConfig
 from runtime.process import fork_server
 from runtime.run.folder import plain
+from runtime.stop import Ending
 
 K = TypeVar("K")
 FAILED = "failed.txt"
@@ -102,7 +103,7 @@ def measured_speed(config: TrainConfig) -> Speed:
     )
     with tempfile.TemporaryDirectory() as folder:
         short = replace(config, steps=steps, evaluation=evaluation)
-        summary = plain(run_into(Path(folder), short))
+        summary = plain(run_into(Path(folder), short, ending=Ending(quiet=True)))
     rate = summary["samples_per_s"] or math.inf
     return Speed(rate, steps, summary["data"]["train_rows"])
 
@@ -177,9 +178,9 @@ def run_points(
         already = len(distinct) - len(waiting)
         try:
             reasons = _carried_out(waiting, already, jobs, samples_per_point, complete, whole, root)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             done = sum(p.folder(root) in completed or p.is_done(root) for p in distinct)
-            raise KeyboardInterrupt(f"interrupted: {done} of {len(distinct)} points done") from None
+            raise type(stop)(f"interrupted: {done} of {len(distinct)} points done") from None
         whole.ended += len(distinct)
 
         failures = [
@@ -297,7 +298,6 @@ def _work(
     """Run one point: the body of its process."""
     from runtime.checkpoint.places import complete_checkpoints
     from runtime.run.record import run_into
-    from runtime.stop import Ending
 
     # The parent hears Ctrl-C and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments import result_cache
-from experiments.result_cache import ResultCache, settle_in, surroundings
+from experiments.result_cache import ResultCache, computed, settle_in, surroundings
 
 ROWS = st.dictionaries(st.text(), st.lists(st.floats(allow_nan=False)), max_size=5)
 
@@ -97,3 +98,16 @@ def test_a_process_of_a_point_has_the_variables_of_today(here, at_its_start, mon
             monkeypatch.setenv(name, at_its_start)
     settle_in(given)
     assert len(given) >= 2 and surroundings() == given
+
+
+def slowly(path: Path) -> None:
+    time.sleep(0.2)
+    path.touch()
+
+
+@pytest.mark.multiproc
+def test_who_is_interrupted_waits_for_no_piece_that_has_not_begun(tmp_path):
+    pieces = computed({str(k): partial(slowly, tmp_path / str(k)) for k in range(40)}, jobs=2)
+    next(pieces)
+    pieces.close()
+    assert len(list(tmp_path.iterdir())) < 20

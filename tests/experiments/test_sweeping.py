@@ -36,7 +36,7 @@ from runtime.config import (
 from runtime.models.networks import FeedForward
 from runtime.run.folder import read_summary
 from runtime.run.record import run_into
-from runtime.stop import Ending, Interrupted
+from runtime.stop import Ending, Interrupted, Terminated
 from tests.experiments.clicks import clicks_file
 
 pytestmark = pytest.mark.multiproc
@@ -266,11 +266,13 @@ def test_a_full_disk_stops_the_sweep_and_is_told(tmp_path):
         run_points(points(2, model=full), tmp_path, jobs=1, samples_per_point=512)
 
 
-def test_ctrl_c_says_how_many_points_are_done(tmp_path, monkeypatch):
+def test_a_signal_says_how_many_points_are_done_and_stays_what_it_is(tmp_path, monkeypatch):
     run_points(points(1), tmp_path, jobs=1, samples_per_point=512)
-    monkeypatch.setattr("experiments.sweeping._carried_out", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt, match="interrupted: 1 of 2 points done"):
-        run_points(points(2), tmp_path, jobs=1, samples_per_point=512)
+    for stop in (KeyboardInterrupt, Terminated):
+        monkeypatch.setattr("experiments.sweeping._carried_out", Mock(side_effect=stop))
+        with pytest.raises(KeyboardInterrupt, match="interrupted: 1 of 2 points done") as told:
+            run_points(points(2), tmp_path, jobs=1, samples_per_point=512)
+        assert told.type is stop
 
 
 def test_a_signal_to_a_point_is_answered_by_nothing(capfd):
