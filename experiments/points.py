@@ -17,6 +17,7 @@ from persia_sim.base.files import atomic_write, toml_value
 from persia_sim.base.schema import Within
 from persia_sim.base.trace import Trace
 from runtime.config import DataConfig, EngineConfig, EvaluationConfig, SyncConfig, TrainConfig
+from runtime.data.batch import Layout
 from runtime.data.source import Provenance
 from runtime.files import digest_of
 from runtime.models.imported import code_sha256, files_of_model
@@ -115,15 +116,18 @@ def data_sha256(config: TrainConfig) -> str:
 
     data = config.data
     source = open_source(data.name, data_dir=data.dir, skip_bad_rows=data.skip_bad_rows, keep=True)
-
-    # Studies compare the AUC of the first task, so it must be a label of 0 and 1.
-    first = source.layout.tasks[0]
-    if first in source.layout.regression:
-        raise ValueError(
-            f"studies compare AUC, and {first}, the first task of {data.name}, is a regression"
-            " without one; put a label of 0 and 1 before it in the schema's labels"
-        )
+    require_auc(source.layout, data.name)
     return source.provenance().digest
+
+
+def require_auc(layout: Layout, name: str) -> None:
+    """Raise ValueError where the first task of a data set, whose AUC studies compare, has none."""
+    first = layout.tasks[0]
+    if first in layout.regression:
+        raise ValueError(
+            f"studies compare AUC, and {first}, the first task of {name}, is a regression without"
+            " one; put a label of 0 and 1 before it in the schema's labels"
+        )
 
 
 def keys_apart(data: DataConfig) -> tuple[dict[str, Any], Path]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import fill
 
 import lateness_blocks as lateness
 import simulator_blocks as simulator
@@ -35,6 +36,13 @@ def first_run() -> str:
     text = TRANSCRIPT.read_text()
     shown = text[text.index("clicked, clicks.toml") : text.index("table: out/sweep")]
     return f"```\n{shown.rstrip()}\n```"
+
+
+def demo() -> str:
+    """What the demo says under its plan, as it was stored: the table and the advice."""
+    text = (ROOT / "examples" / "demo.txt").read_text()
+    _, shown, table, advice, _ = re.split(r"\n\n|\ntable: ", text)
+    return f"```\n{shown}\n\n{table}\n\n{fill(advice, width=118)}\n```"
 
 
 def screen() -> str:
@@ -77,7 +85,7 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
         "wire": speed.wire_table,
         "faults": speed.faults_table,
     },
-    GUIDES: {"first run": first_run},
+    GUIDES: {"demo": demo, "first run": first_run},
     SIMULATOR: {
         "screen": screen,
         "errors": simulator.errors_table,

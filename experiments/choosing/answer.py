@@ -42,7 +42,14 @@ from experiments.choosing.speeds import (
     on_front,
     simulate_all,
 )
-from experiments.choosing.table import TARGET, columns_of, rows_of_table, waiting, why_empty
+from experiments.choosing.table import (
+    TARGET,
+    columns_of,
+    rows_of_table,
+    said_of_hosts,
+    waiting,
+    why_empty,
+)
 from experiments.choosing.training import MOST_CELLS, Budget, Log, Training, log_of
 from experiments.deriving import derive_workload
 from experiments.line_search import write_config
@@ -257,6 +264,8 @@ def notes(trained: Training, front: Sequence[Simulated], dropped: Sequence[str])
         by_part.setdefault(str(one.row["binds"]), []).append(one.candidate.name)
     bound = "; ".join(f"{part} in {' and '.join(names)}" for part, names in by_part.items())
     lines = [f"the simulated rate is bound by: {bound}"]
+    if words := said_of_hosts(front):
+        lines.insert(0, words)
     if math.isnan(front[0].usd_per_hour):
         lines.append("dollars are not known: a host of the cluster has no usd_per_hour")
     if dropped:
@@ -399,8 +408,9 @@ def _what_would_tell(rival: Simulated, decision: Decision, trained: Training, op
         )
     if decision.binds == "users":
         return (
-            f"{said}: test users bind, and no further seed helps. {decision.users_times:,.1f} times"
-            f" as many test users would tell, or a larger --tolerance than {options.tolerance:g}."
+            f"{said}: test users bind, and no further seed helps. At least"
+            f" {decision.users_times:,.1f} times as many would tell, or a larger --tolerance than"
+            f" {options.tolerance:g}."
         )
     constant = decision.constant or "its constants"
     remedy = "Measure it on the cluster's machines with `persia-runtime profile`."

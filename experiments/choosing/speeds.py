@@ -158,7 +158,7 @@ def _layouts(point: sweep.Point, rows: str, keep_hosts: bool) -> list[Scenario]:
     if least > MOST_HOSTS:
         _refuse_no_room(scenario, rows)
     layouts = [sized(scenario, inf, rows)]
-    if not cluster.unpriced:
+    if cluster.usd_per_hour:
         layouts.append(cheapest(scenario, rows))
     return layouts
 
@@ -180,7 +180,7 @@ def _tried(point: sweep.Point, scenario: Scenario) -> _Tried:
     """The point with the hosts of a scenario, by the closed form."""
     cluster = scenario.cluster
     point = replace(point, workers=cluster.embedding_workers.hosts, servers=cluster.servers.hosts)
-    usd = nan if cluster.unpriced else cluster.usd_per_hour
+    usd = cluster.usd_per_hour or nan
     return _Tried(point, answer(scenario).samples_per_s, usd)
 
 
@@ -300,8 +300,7 @@ def _cpu_hosts(cluster: Cluster) -> tuple[int, int]:
 
 
 def _usd(cluster: Cluster) -> float:
-    whole = priced(cluster)
-    return nan if whole.unpriced else whole.usd_per_hour
+    return priced(cluster).usd_per_hour or nan
 
 
 def on_front(every: Sequence[Simulated]) -> list[bool]:

@@ -17,6 +17,7 @@ from experiments.statistics import Interval
 from experiments.tables import Column
 from experiments.targets import target_lines
 from persia_sim.cluster.memory import lasting
+from persia_sim.presets.from_file import find_cluster
 from persia_sim.report.ranges import Range
 
 if TYPE_CHECKING:  # with it comes torch
@@ -96,7 +97,7 @@ def why_empty(cell: Cell, trained: Training) -> str:
         return f"needs {samples_for(cell):,} samples"
     if cell in plan.no_time:
         most = max(samples_for(cell), plan.samples)
-        return f"{waiting(trained.budget.wall_s(2, trained.log, most))} more"
+        return f"needs {waiting(trained.budget.wall_s(2, trained.log, most))} more"
     return ""
 
 
@@ -130,10 +131,25 @@ def waiting(seconds: float) -> str:
     return f"{seconds / 60:.2g} min" if seconds >= 60 else f"{max(1, seconds):.0f} s"
 
 
+def said_of_hosts(front: Sequence[Simulated]) -> str:
+    """That modes have other numbers of CPU hosts than their cluster, and how to keep its own; ""
+    where none has."""
+    name = front[0].candidate.point.cluster
+    cluster = find_cluster(name)[0]
+    own = cluster.embedding_workers.hosts, cluster.servers.hosts
+    if all((one.row["workers"], one.row["servers"]) == own for one in front):
+        return ""
+    return (
+        "CPU hosts, workers + servers: so many as make the mode cheapest or fastest;"
+        f" --hosts given keeps the {own[0]} + {own[1]} of {name}"
+    )
+
+
 GAINS: dict[str, Column] = {
     "mode": "{mode}",
-    "k samples/s": lambda row: _range(row, "samples_per_s", 1e-3, ",.0f"),
-    "$ for 10^9": lambda row: _range(row, "usd_per_billion_samples", 1, ",.0f"),
+    "CPU hosts": "{workers} + {servers}",
+    "k samples/s": lambda row: _range(row, "samples_per_s", 1e-3),
+    "$ for 10^9": lambda row: _range(row, "usd_per_billion_samples", 1),
     "rows late": lambda row: f"{row['rows_missed_mean']:.1f}",
 }
 """The columns of what is simulated."""
@@ -146,7 +162,7 @@ def columns_of(plan: Plan, options: Any) -> dict[str, Column]:
         **GAINS,
         f"AUC gap at batch {plan.batch:,} [1e-3]": _gap_cell,
         f"time to {share:g}": lambda row: _time_cell(row["hours_to_target"]),
-        f"$ to {share:g}": lambda row: _number(row["usd_to_target"], ",.3g"),
+        f"$ to {share:g}": lambda row: _number(row["usd_to_target"]),
     }
     if options.shuffled:
         columns["gap shuffled [1e-3]"] = _shuffled_cell
@@ -157,13 +173,20 @@ def _time_cell(hours: float) -> str:
     return "-" if math.isnan(hours) else lasting(3600 * hours)
 
 
-def _range(row: Mapping[str, Any], name: str, scale: float, spec: str) -> str:
+def _range(row: Mapping[str, Any], name: str, scale: float) -> str:
     low, high = (scale * row[f"{name}_{end}"] for end in ("low", "high"))
-    return "?" if math.isnan(low) else f"{low:{spec}} to {high:{spec}}"
+    return "?" if math.isnan(low) else f"{_number(low)} to {_number(high)}"
 
 
-def _number(value: float, spec: str) -> str:
-    return "-" if math.isnan(value) else f"{value:{spec}}"
+def _number(value: float) -> str:
+    """Two figures or more, whatever its size.
+
+    >>> _number(0.0312), _number(4.26), _number(42.6), _number(12_345.6)
+    ('0.031', '4.3', '43', '12,346')
+    """
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.{max(0, 1 - math.floor(math.log10(value or 1)))}f}"
 
 
 def _gap_cell(row: Mapping[str, Any]) -> str:

@@ -15,12 +15,11 @@ from experiments.choosing.speeds import Simulated
 from experiments.gaps import Run, finished, gap_over_seeds
 from experiments.line_search import at_rates, first_task
 from experiments.option_values import typed_values
-from experiments.points import Line, Point, points_of
+from experiments.points import Line, Point, points_of, require_auc
 from experiments.search import Rates
 from experiments.statistics import Interval
 from experiments.study_file import read_study
 from experiments.sweeping import START_S, Speed, measured_speed, run_points
-from persia_sim.base.rules import Refused
 from runtime.config import TrainConfig
 from runtime.data.source import Provenance
 
@@ -95,16 +94,13 @@ class Budget:
 
 
 def log_of(options: Any) -> Log:
-    """The log that the options name, counted, and how fast it trains; prints what it is. Raises
-    ValueError for options that give one several values."""
+    """The log that the options name, counted, and how fast it trains; prints what it is."""
     from runtime.executors.open import source_of  # late: a second
 
     typed = typed_values(options.set)
-    for name, values in typed.items():
-        if len(values) > 1:
-            raise Refused("set", f"gives {name} {len(values)} values; which-mode takes one of each")
     (line,) = lines_of(options, [], {}).values()
     source = source_of(line.config)
+    require_auc(source.layout, options.data)
     facts = source.provenance()
     speed = measured_speed(replace(line.config, batch=typed.get("batch", [128])[0]))
     fields = tuple(each.name for each in source.layout.fields)

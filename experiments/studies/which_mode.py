@@ -3,20 +3,24 @@ given (`experiments.choosing`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from experiments.choosing.speeds import TAUS, every_window, simulate_all
-from experiments.choosing.table import GAINS, gains_of
+from experiments.choosing.table import GAINS, gains_of, said_of_hosts
+from experiments.option_values import typed_values
 from experiments.options import Parallel
 from experiments.paper.record import STORED
+from experiments.points import words_of
 from experiments.tables import drawn, table, write_csv
 from persia_sim.base.command_line import Unset
 from persia_sim.base.rules import Refused
 from persia_sim.base.schema import Within
 from persia_sim.presets.catalogue import rows_of
+from persia_sim.presets.from_file import find_cluster, find_workload
 
 WITH_DATA = "only with --data"
 """The mark of options about a log."""
@@ -73,12 +77,41 @@ class Options(Parallel):
         if self.data is not None:
             if self.cluster is not None and len(self.cluster) != 1:
                 raise Refused("cluster", f"must be one with --data, got {len(self.cluster)}")
-            return
+            _refuse_chosen(typed_values(self.set))
+        else:
+            self._refuse_options_of_a_log()
+
+        # Before minutes go by: what the simulator is asked about.
+        for name in self.cluster or ():
+            find_cluster(name)
+        if self.workload is not None:
+            find_workload(self.workload)
+
+    def _refuse_options_of_a_log(self) -> None:
         kinds = get_type_hints(type(self), include_extras=True)
         for one in fields_of(self):
             of_log = WITH_DATA in getattr(kinds[one.name], "__metadata__", ())
             if of_log and getattr(self, one.name) != one.default:
                 raise Refused(one.name, "is about a log; add --data, as clicks.toml, or remove it")
+
+
+_CHOSEN = {
+    "data.name": "--data names the log",
+    "data.skip_rows": "--minutes decides how much of the log is trained",
+    "evaluation.evaluate_every_steps": "which-mode chooses it",
+    "sync.mode": "which-mode compares the modes",
+    "sync.tau": "which-mode trains each mode as late as it is on the cluster",
+    "sync.dense_lag": "which-mode trains each mode as late as it is on the cluster",
+}
+"""Options of training that the question decides itself, and by what."""
+
+
+def _refuse_chosen(typed: Mapping[str, Sequence[Any]]) -> None:
+    for name, values in typed.items():
+        if name in _CHOSEN:
+            raise Refused("set", f"has {name}={words_of(values)}: {_CHOSEN[name]}; remove it")
+        if len(values) > 1:
+            raise Refused("set", f"gives {name} {len(values)} values; which-mode takes one of each")
 
 
 def run(options: Options) -> None:
@@ -107,9 +140,11 @@ def gained(options: Options) -> list[dict[str, Any]]:
     # A table a cluster: sync's rate is that of the same one.
     rows = []
     for candidates in chosen:
-        of_cluster = [gains_of(one) for one in simulate_all(options, candidates)]
+        every = simulate_all(options, candidates)
+        of_cluster = [gains_of(one) for one in every]
         print(f"{of_cluster[0]['cluster']}; {of_cluster[0]['workload']}\n")
-        print(f"{table(of_cluster, GAINS)}\n")
+        print(table(of_cluster, GAINS))
+        print(f"{words}\n" if (words := said_of_hosts(every)) else "")
         rows += of_cluster
     print(NOTE)
 

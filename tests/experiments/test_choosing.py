@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
@@ -18,6 +19,7 @@ from experiments.choosing.answer import advised
 from experiments.choosing.batch import Cell, batch_for, planned, samples_for
 from experiments.choosing.decision import Decision, Entry, bounds_of, decide
 from experiments.choosing.speeds import candidates
+from experiments.choosing.table import columns_of
 from experiments.statistics import Interval
 from experiments.studies import which_mode_oracle as oracle
 from persia_sim.base.files import read_document
@@ -345,6 +347,22 @@ def test_what_cannot_be_asked_says_what_would_do(changes, words, tmp_path):
         asked(tmp_path, **changes)
 
 
+def test_a_log_whose_label_has_no_auc_is_refused_before_anything_is_simulated(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("experiments.choosing.answer.derive_workload", None)
+    rows = [f"u{k % 7},{k % 5 + 1}" for k in range(400)]
+    (tmp_path / "log.csv").write_text("\n".join(["user,rating", *rows]) + "\n")
+    (tmp_path / "log.toml").write_text(
+        'name = "log"\nfile = "log.csv"\nlabels = ["rating"]\nregression = ["rating"]\n'
+        'split = { test_fraction = 0.2 }\ncolumns = ["user"]\n'
+    )
+    with pytest.raises(ValueError, match=r"compare AUC, and rating, .*log\.toml, is a regression"):
+        experiments.which_mode(
+            tmp_path / "log.toml", EXAMPLES / "cluster.toml", out=tmp_path / "out"
+        )
+
+
 @pytest.mark.long
 def test_rates_are_searched_and_each_field_is_late_and_fresh_in_turn(tmp_path, capsys):
     """All of it says before how many runs it wants; the searched rates are those of the runs."""
@@ -357,6 +375,19 @@ def test_rates_are_searched_and_each_field_is_late_and_fresh_in_turn(tmp_path, c
         f"{f} alone {how}" for f in ("user", "item", "tags", "history") for how in ("late", "fresh")
     ]
     assert [row["line"] for row in fields] == ["sync", "all late", *names]
+
+
+def test_each_column_of_the_stored_answer_is_one_of_today_and_is_explained():
+    """Else run `make demo` again, and store what it prints."""
+    text = (EXAMPLES / "demo.txt").read_text()
+    (head,) = (line for line in text.splitlines() if line.startswith("mode  "))
+    batch = int(re.search(r"at batch ([\d,]+)", head)[1].replace(",", ""))
+    columns = columns_of(SimpleNamespace(batch=batch), SimpleNamespace(shuffled=False))
+    assert re.split("  +", head.strip()) == list(columns)
+    guide = (EXAMPLES.parent / "docs" / "guides.md").read_text()
+    section = guide[guide.index("## Reading the answer") : guide.index("## Reproduce")]
+    explained = ", ".join(re.findall(r"^\| ([^|]+) \|", section, flags=re.M))
+    assert [name for name in columns if name.partition(" at ")[0] not in explained] == []
 
 
 # What is true of a decision.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from experiments.__main__ import main
+from experiments.choosing.table import GAINS
 from experiments.studies import which_mode
 from persia_sim.base.vocabulary import Mode
 from persia_sim.presets.catalogue import CLUSTERS
@@ -87,8 +91,65 @@ def test_dollars_are_those_of_all_hosts_at_list_price(told):
     [
         ({"minutes": 5.0}, "minutes is about a log; add --data"),
         ({"data": "clicks.toml", "cluster": ("a.toml", "b.toml")}, "must be one with --data"),
+        ({"data": "a.toml", "cluster": ("no.toml",)}, "cluster no.toml does not exist; write an"),
+        ({"data": "a.toml", "workload": "no.toml"}, "workload no.toml does not exist; write an"),
+        ({"cluster": ("gcp",)}, "--cluster is 'gcp': "),
+        ({"data": "a.toml", "set": ("sync.mode=hybrid",)}, "set has sync.mode=hybrid: which-mode"),
+        ({"data": "a.toml", "set": ("data.name=b.toml",)}, "b.toml: --data names the log; remove"),
+        ({"data": "a.toml", "set": ("batch=64,128",)}, "set gives batch 2 values"),
     ],
 )
 def test_what_cannot_be_asked_says_what_would_do(given, said):
     with pytest.raises(ValueError, match=said):
         which_mode.Options(**given)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What is printed and stored of made rates, without a picture."""
+    monkeypatch.setattr(sweep, "evaluate", evaluate)
+    monkeypatch.setattr(which_mode, "drawn", lambda *paths: paths[0])
+
+    def asked(out, cluster, workload, **more):
+        options = which_mode.Options(cluster=(cluster,), workload=workload, out=out, jobs=1, **more)
+        return printed_by(which_mode.run, options), read_csv(out / "which_mode.csv")
+
+    return asked
+
+
+def test_other_hosts_than_the_clusters_are_told_and_how_to_keep_these(made, tmp_path):
+    keeps = "--hosts given keeps the 4 + 3 of h100-host"
+    text, lines = made(tmp_path / "free", "h100-host", "kwai-video", hosts="free")
+    assert keeps in text
+    assert {line["workers"] for line in lines} != {"4"}
+    assert all(f" {line['workers']} + {line['servers']} " in text for line in lines)
+    text, lines = made(tmp_path / "given", "h100-host", "kwai-video", hosts="given")
+    assert keeps not in text and {line["workers"] for line in lines} == {"4"}
+
+
+def test_of_a_cluster_without_prices_the_rate_alone_is_told(made, tmp_path):
+    for hosts in ("free", "given"):
+        text, lines = made(tmp_path / hosts, "this-host", "taobao-ad", hosts=hosts)
+        assert {line["usd_per_billion_samples_low"] for line in lines} == {"nan"}
+        assert all(float(line["samples_per_s_low"]) > 0 for line in lines) and " ? " in text
+
+
+def test_rates_and_prices_of_a_small_cluster_have_figures():
+    row = {"samples_per_s_low": 41.4, "samples_per_s_high": 962.0,
+           "usd_per_billion_samples_low": 0.0313, "usd_per_billion_samples_high": 4.26}  # fmt: skip
+    assert GAINS["k samples/s"](row) == "0.041 to 0.96"
+    assert GAINS["$ for 10^9"](row) == "0.031 to 4.3"
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_study_in_a_sentence_and_the_same_command_goes_on(
+    number, status, tmp_path, monkeypatch, capsys
+):
+    before = signal.signal(number, lambda *_: pytest.fail("nobody hears it"))
+    monkeypatch.setattr(which_mode, "run", lambda options: signal.raise_signal(number))
+    try:
+        assert main(["which-mode", "--out", str(tmp_path)]) == status
+    finally:
+        signal.signal(number, before)
+    told = capsys.readouterr().err.strip()
+    assert told == f"interrupted; what is done is in {tmp_path}, and the same command does the rest"
