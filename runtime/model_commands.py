@@ -127,7 +127,7 @@ def predict(arguments: Sequence[str]) -> None:
     import pyarrow.types as kinds
 
     from persia_sim.base.files import atomic_write
-    from runtime.data.fingerprints import Sketch, fingerprints
+    from runtime.data.fingerprints import Sketch
     from runtime.inference import open_model
     from runtime.run.evaluate import row_share_lines
 
@@ -155,7 +155,7 @@ def predict(arguments: Sequence[str]) -> None:
                 warn(text)
         scored[scores] = predictions
         parts.append(scored)
-        judged.add(fingerprints(batch))
+        judged.add_samples(batch)
         for name, have in model.ids_with_row(batch).items():
             known[name] = known.get(name, 0) + np.array([have.sum(), have.size])
 

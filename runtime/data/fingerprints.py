@@ -26,6 +26,9 @@ _READ_AGAIN = 0.95
 MOST_ROWS = 1 << 18
 """Distinct rows that a sketch holds, and as many stretches, of 12 bytes each: up to so many it
 knows every row."""
+ROWS_AT_ONCE = 1 << 12
+"""Samples whose fingerprints are taken together, at least: of 128 the calls of numpy cost many
+times what the numbers do."""
 STRETCH = 16
 """Rows of a stretch: with 20 different rows two stretches are equal once in 20**16."""
 _BASE = 0x9E3779B97F4A7C15
@@ -198,24 +201,44 @@ class Sketch:
     _waits: int = 0
     _last: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
     """The last rows, with which the next stretches begin."""
+    _samples: list[Batch] = field(default_factory=list)
+    """The last of all, whose fingerprints are still to be taken."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, values: np.ndarray) -> None:
         """Rows by their fingerprints, uint64 [B]."""
         with self._lock:
-            self._waiting.append(values)
-            self._waits += len(values)
-            if self._waits >= MOST_ROWS:
-                self._settle()
+            self._take_fingerprints()
+            self._wait(values)
+
+    def add_samples(self, batch: Batch) -> None:
+        """Rows by what they hold."""
+        with self._lock:
+            self._samples.append(batch)
+            if sum(one.size for one in self._samples) >= ROWS_AT_ONCE:
+                self._take_fingerprints()
 
     def rows(self) -> RowSet:
         """The sketched rows of all batches so far."""
         with self._lock:
+            self._take_fingerprints()
             self._settle()
             return self._rows
 
+    def _take_fingerprints(self) -> None:
+        """Under the lock, as all below."""
+        if self._samples:
+            self._wait(fingerprints(Batch.concat(self._samples)))
+            self._samples = []
+
+    def _wait(self, values: np.ndarray) -> None:
+        self._waiting.append(values)
+        self._waits += len(values)
+        if self._waits >= MOST_ROWS:
+            self._settle()
+
     def _settle(self) -> None:
-        """Under the lock: take in what waits, and let go of what is too much."""
+        """Take in what waits, and let go of what is too much."""
         if not self._waiting:
             return
         waiting = np.concatenate(self._waiting)

@@ -10,15 +10,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple
-
-import numpy as np
 
 from persia_sim.base.window import first_step
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch
-from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints
+from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch
 from runtime.data.negatives import Negatives
 from runtime.data.source import (
     LoadedElsewhere,
@@ -57,7 +55,7 @@ class TrainedRows:
     def __init__(self) -> None:
         self._sketch = Sketch()
         self._before = NO_ROWS
-        self._read: deque[tuple[int, np.ndarray]] = deque()
+        self._read: deque[tuple[int, Batch]] = deque()
         self._is_first = True
 
     def resume(self, before: RowSet) -> None:
@@ -72,7 +70,7 @@ class TrainedRows:
         """A batch that was read, and is perhaps trained in the leg after this; all before
         ``promised`` are trained in this one."""
         if self._is_first:
-            self._read.append((number, fingerprints(batch)))
+            self._read.append((number, batch))
         self._take_in(promised)
 
     def noting(self, asked: Callable[[], Batch]) -> Callable[[], Batch]:
@@ -82,7 +80,7 @@ class TrainedRows:
 
         def answer() -> Batch:
             result = asked()
-            self._sketch.add(fingerprints(result))
+            self._sketch.add_samples(result)
             return result
 
         return answer
@@ -94,7 +92,7 @@ class TrainedRows:
 
     def _take_in(self, before: int) -> None:
         while self._read and self._read[0][0] < before:
-            self._sketch.add(self._read.popleft()[1])
+            self._sketch.add_samples(self._read.popleft()[1])
 
 
 class StepEnds:
@@ -476,7 +474,7 @@ class Feed:
             step = self._read
             shares = dict(enumerate(share(batch, self._shares)))
             sizes = [shares[rank].size for rank in range(len(shares))]
-            firsts = dict(enumerate(np.cumsum([0, *sizes]).tolist()))
+            firsts = dict(enumerate(accumulate(sizes, initial=0)))
         else:
             step, rank = divmod(self._read, self._ranks)
             shares, firsts = {rank: batch}, {rank: 0}

@@ -18,7 +18,7 @@ from runtime.checkpoint.whole import Checkpoint
 from runtime.config import EngineConfig
 from runtime.data.batch import Batch
 from runtime.data.files import files_of
-from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch, fingerprints
+from runtime.data.fingerprints import NO_ROWS, RowSet, Sketch
 from runtime.data.ids import VALUE_MASK, mix64
 from runtime.data.source import Part, Source, parsed_by, rebatch
 from runtime.data.synthetic import SyntheticSource
@@ -82,7 +82,7 @@ class HeldOut:
                 in_memory.append(batch)
                 in_memory = in_memory if len(in_memory) <= _BATCHES_IN_MEMORY else None
             if sketch is not None:
-                sketch.add(fingerprints(batch))
+                sketch.add_samples(batch)
             yield batch
         self._in_memory = in_memory
         self._sketch = self._sketch if sketch is None else sketch.rows()

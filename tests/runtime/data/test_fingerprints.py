@@ -67,6 +67,24 @@ def test_rows_have_one_fingerprint_where_and_only_where_they_hold_the_same(rows,
     assert (fingerprints(batch(rows).take(order)) == whole[order]).all()
 
 
+@given(ROWS, st.lists(st.integers(0, 30), max_size=5), st.sampled_from([1, 7, 1000]))
+def test_a_sketch_of_samples_is_that_of_their_fingerprints(rows, cuts, at_once):
+    """However many of them it takes together, and in whatever batches they come."""
+    whole = batch(rows)
+    bounds = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
+    by_value, of_samples = Sketch(), Sketch()
+    by_value.add(fingerprints(whole))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ROWS_AT_ONCE", at_once)
+        for first, last in pairwise(bounds):
+            of_samples.add_samples(whole.rows(first, last))
+    expected, found = by_value.rows(), of_samples.rows()
+    assert found.size == len(rows)
+    for one, other in ((found, expected), (found.stretches, expected.stretches)):
+        assert one.values.tolist() == other.values.tolist()
+        assert one.counts.tolist() == other.counts.tolist()
+
+
 def test_a_batch_without_offsets_is_one_whose_bags_hold_one_id_each():
     rows: list[Row] = [(((k,), (k % 3,), (7,)), (0.5, float(k))) for k in range(9)]
     one = batch(rows)
