@@ -12,7 +12,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, SupportsFloat, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from torch import nn
 
@@ -30,13 +30,9 @@ from runtime.dense.optimizer import (
 from runtime.dense.state import DenseState, capture, load_optimizers, pending_of
 from runtime.stop import Stop, Turns
 
-OnUpdate = Callable[[SupportsFloat, int], None]
-"""Called after each dense update with its mean loss (NaN: all of it was left out) and samples."""
 
-
-@runtime_checkable
-class AwaitedLoss(SupportsFloat, Protocol):
-    """A loss on its way from a GPU: as a float it is waited for."""
+class AwaitedLoss(Protocol):
+    """A loss on its way from a GPU."""
 
     known_s: float | None
     """When it was here, by `time.perf_counter`; None where nobody has noted that."""
@@ -45,6 +41,15 @@ class AwaitedLoss(SupportsFloat, Protocol):
         """Whether nobody needs to wait for it."""
         ...
 
+    def __float__(self) -> float:
+        """Wait for it."""
+        ...
+
+
+Loss = float | AwaitedLoss
+OnUpdate = Callable[[Loss, int], None]
+"""Called after each dense update with its mean loss (NaN: all of it was left out) and samples."""
+
 
 class LateSum:
     """The losses of a step's ranks, whose sum is asked for when all are known."""
@@ -52,7 +57,7 @@ class LateSum:
     known_s: float | None = None
     """Nobody notes it."""
 
-    def __init__(self, losses: Sequence[SupportsFloat]) -> None:
+    def __init__(self, losses: Sequence[Loss]) -> None:
         self._losses = losses
 
     def is_known(self) -> bool:
@@ -65,10 +70,10 @@ class LateSum:
         return math.fsum(losses) if losses else math.nan
 
 
-def is_known(loss: SupportsFloat) -> bool:
+def is_known(loss: Loss) -> bool:
     """Whether a loss is a float at once; one on its way from a GPU is waited for as a float, and
     then may be the error of its step."""
-    return not isinstance(loss, AwaitedLoss) or loss.is_known()
+    return isinstance(loss, float) or loss.is_known()
 
 
 class StepGradients(NamedTuple):
@@ -78,7 +83,7 @@ class StepGradients(NamedTuple):
     step: int
     gradients: DenseGradients | None
     """None leaves the rank out of the step (not finite)."""
-    loss: SupportsFloat
+    loss: Loss
     """The rank's share of the step's mean loss."""
     samples: int
 
@@ -173,9 +178,7 @@ class BarrierRule(_OneModel):
         some = any(gradient is not None for gradient in sums)
         self._take(Kind.DENSE_UPDATE, ALL, step, sums if some else None)
 
-    def update(
-        self, step: int, sums: DenseGradients, losses: Sequence[SupportsFloat], samples: int
-    ) -> None:
+    def update(self, step: int, sums: DenseGradients, losses: Sequence[Loss], samples: int) -> None:
         """Apply the sums and report the update; NaN is the loss of a rank that is left out."""
         self.apply(step, sums)
         mean = LateSum(losses)
@@ -256,7 +259,7 @@ class SharedWeights(BarrierRule):
         self._sums: DenseGradients = [None] * len(self._buckets[0].parameters)
         self._arrived = [0] * len(self._plan)
         self._any_spoilt = False
-        self._losses: list[SupportsFloat] = []
+        self._losses: list[Loss] = []
         self._samples = 0
 
 

@@ -14,12 +14,11 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import SupportsFloat
 
 from persia_sim.base.trace import Kind
 from persia_sim.base.vocabulary import COMMON_STEP, FRESH_TABLES, refuse_unless_carried
 from runtime.dense.optimizer import DenseGradients, sums_in_rank_order
-from runtime.dense.rules import BarrierRule, LateSum
+from runtime.dense.rules import BarrierRule, LateSum, Loss
 from runtime.embedding.batch_rows import Handle, RowGradients
 from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.sharded import ShardedStore
@@ -99,7 +98,7 @@ class ConstantLagRun:
             # Forward and backward: every rank on the same dense weights, its rows pooled to one
             # vector for each sample and field. Their gradients are summed back onto the rows.
             dense: list[DenseGradients] = []
-            losses: list[SupportsFloat] = []
+            losses: list[Loss] = []
             samples = 0
             for batch in batches:
                 handle = batch.handle

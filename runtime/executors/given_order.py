@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import SupportsFloat
 
 from persia_sim.base.trace import ALL, Event, Kind, Trace
 from persia_sim.base.vocabulary import KNOWN_MODES, OF_FRESH, Dense, refuse_unless_carried
@@ -20,7 +19,7 @@ from persia_sim.base.window import constant_lag
 from runtime.config import TrainConfig
 from runtime.dense.averaging import AveragedReplicas
 from runtime.dense.optimizer import sums_in_rank_order
-from runtime.dense.rules import AsyncRule, BarrierRule, DenseRule, OnUpdate, StepGradients
+from runtime.dense.rules import AsyncRule, BarrierRule, DenseRule, Loss, OnUpdate, StepGradients
 from runtime.embedding.batch_rows import Handle, RowGradients
 from runtime.embedding.server import EmbeddingServer
 from runtime.embedding.sharded import ShardedStore
@@ -306,6 +305,6 @@ class OrderedRun:
             del self._flying[flying.handle.rank, flying.handle.step]
 
 
-def _loss(gradients: Gradients) -> SupportsFloat:
+def _loss(gradients: Gradients) -> Loss:
     """NaN of a rank that is left out."""
     return gradients.loss if gradients.finite else math.nan

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, SupportsFloat
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from persia_sim.base.vocabulary import Stage
 from runtime.config import TrainConfig
 from runtime.data.batch import Batch, Layout
 from runtime.dense.optimizer import DenseGradients
+from runtime.dense.rules import Loss
 from runtime.embedding.batch_rows import FieldVectors, Handle, VectorGradients
 from runtime.models.inputs import Embeddings, InputShape, predictions
 from runtime.models.networks import BUILT_IN, ModelError, blamed_on, build_model, is_imported
@@ -40,7 +42,7 @@ class NonFiniteError(ValueError):
 class Gradients:
     """What the backward pass of one (rank, step) gives."""
 
-    loss: SupportsFloat
+    loss: Loss
     """The rank's share of the step's mean loss; of a GPU it may be on its way."""
     dense: DenseGradients
     vectors: VectorGradients | None
@@ -112,6 +114,7 @@ class Learner:
         self.drew_unseeded = False
         """Whether the model has drawn from torch's generator without saying that it does."""
         self._draws = draws_random_numbers(self.model)
+        self._parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
         self._row_factor = float(config.sync.ranks) if config.sync.row_gradients == "sum" else 1.0
 
     def stage(self, batch: Batch, vectors: FieldVectors) -> Staged | None:
@@ -134,7 +137,7 @@ class Learner:
         run, or come back marked so, as the config says.
         """
         # A rank without samples (of a short last step) has no part in the sum.
-        parameters = list(model.parameters())
+        parameters = self._parameters_of(model)
         if staged is None:
             return Gradients(0.0, [None] * len(parameters), None, True)
 
@@ -173,6 +176,13 @@ class Learner:
             for name, was in buffers.items():
                 model.get_buffer(name).copy_(was)
         return Gradients(value, dense, vectors, finite)
+
+    def _parameters_of(self, model: nn.Module) -> list[nn.Parameter]:
+        """Those of a rank's model, listed once: its modules are walked for as long as a small layer
+        is computed."""
+        if model not in self._parameters:
+            self._parameters[model] = list(model.parameters())
+        return self._parameters[model]
 
     def _late_gradients(
         self,

@@ -8,13 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, SupportsFloat
+from typing import Any
 
 from torch import nn
 
 from persia_sim.base.chrome import Moment, Span
 from persia_sim.base.vocabulary import Stage
-from runtime.dense.rules import AwaitedLoss, is_known
+from runtime.dense.rules import Loss, is_known
 from runtime.rank.feed import StepEnds
 
 Snapshot = Callable[[], nn.Module]
@@ -38,7 +38,7 @@ class Meter:
         self.batches_skipped = self.pushes_lost = 0
         self._counting = threading.Lock()
         self._losses = BlockMeans()
-        self._unread: deque[tuple[SupportsFloat, int]] = deque()
+        self._unread: deque[tuple[Loss, int]] = deque()
         self._paused: tuple[float, float | None] = (0.0, None)
         """Seconds of pauses that are over, and when the one began that is not; one object, for
         other threads."""
@@ -90,7 +90,7 @@ class Meter:
     def _whole_after(self, updates: int, samples: int) -> int:
         return updates if self._ends is None else self._ends.whole(samples)
 
-    def update(self, updates: int, samples: int, loss: SupportsFloat, snapshot: Snapshot) -> None:
+    def update(self, updates: int, samples: int, loss: Loss, snapshot: Snapshot) -> None:
         """A dense update took ``samples`` samples of mean ``loss``; ``updates`` are done so far.
 
         A loss that is still on its way from a GPU is read some updates later.
@@ -150,7 +150,7 @@ class Meter:
         while self._unread and (len(self._unread) > unread or is_known(self._unread[0][0])):
             loss, samples = self._unread.popleft()
             self._note_loss(float(loss))
-            known_s = loss.known_s if isinstance(loss, AwaitedLoss) else None
+            known_s = None if isinstance(loss, float) else loss.known_s
             at_s = time.perf_counter() if known_s is None else known_s
             over_s, began_s = self._paused
             if began_s is not None:  # what a pause waits for was known when it began

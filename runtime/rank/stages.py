@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple, SupportsFloat
+from typing import NamedTuple
 
 from persia_sim.base.vocabulary import Stage
-from runtime.dense.rules import DenseRule, OnUpdate, StepGradients
+from runtime.dense.rules import DenseRule, Loss, OnUpdate, StepGradients
 from runtime.embedding.batch_rows import Handle, RankPush, VectorGradients
 from runtime.embedding.store import Lease
 from runtime.embedding.worker import LeasedRows
@@ -306,7 +306,7 @@ class Team:
             components.stop,
         )
 
-    def _note_update(self, loss: SupportsFloat, samples: int) -> None:
+    def _note_update(self, loss: Loss, samples: int) -> None:
         """A snapshot may be evaluated here: rows are held, and the dense weights stand still."""
         meter = self._meter
         store = self._store

@@ -65,7 +65,7 @@ class HostStaging:
         masks = {n: torch.from_numpy(m).to(self._device) for n, m in vectors.masks.items()}
         pooled = self._to(vectors.pooled).requires_grad_()
         # A copy, whoever's model works in place: the samples are those of evaluations to come, too.
-        dense = torch.tensor(batch.dense, dtype=self._dtype, device=self._device)
+        dense = self._to(batch.dense.copy())
         return Staged(dense, self._to(batch.labels), Embeddings(pooled, sequences, masks))
 
     def arrive(self, staged: Staged) -> None:

@@ -44,6 +44,7 @@ def empty(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> np.ndarray:
 
 
 _KINDS = {"sum": 0, "mean": 1, "sqrtn": 2, "sequence": 3}
+_VALUE_MASK = int(VALUE_MASK)
 _NO_OFFSETS = np.empty(0, np.int64)
 _NO_MASK = np.empty((0, 0), np.uint8)
 
@@ -54,7 +55,8 @@ class Planner:
     def __init__(self, fields: Sequence[Field], tables: Iterable[TableConfig], shards: int) -> None:
         every = list(tables)
         self._numbers = {table.name: number for number, table in enumerate(every)}
-        self._dims = np.array([t.dim for t in every])
+        self._widths = [t.dim for t in every]
+        self._dims = np.array(self._widths)
         self._shards = shards
         self._table_of_field = np.array([self._numbers[f.table] for f in fields], np.int32)
 
@@ -64,8 +66,8 @@ class Planner:
             np.ascontiguousarray(batch.ids),
             _NO_OFFSETS if batch.offsets is None else batch.offsets,
             self._table_of_field,
-            self._dims.tolist(),
-            int(VALUE_MASK),
+            self._widths,
+            _VALUE_MASK,
             self._shards,
         )
         # As pooling and servers take it; in a single shard nothing has to be looked up.
