@@ -261,7 +261,8 @@ def notes(trained: Training, front: Sequence[Simulated], dropped: Sequence[str])
     log, plan = trained.log, trained.plan
     by_part: dict[str, list[str]] = {}
     for one in front:
-        by_part.setdefault(str(one.row["binds"]), []).append(one.candidate.name)
+        names = by_part.setdefault(str(one.row["binds"]), [])
+        names += [one.candidate.name] * (one.candidate.name not in names)
     bound = "; ".join(f"{part} in {' and '.join(names)}" for part, names in by_part.items())
     lines = [f"the simulated rate is bound by: {bound}"]
     if words := said_of_hosts(front):
@@ -270,7 +271,7 @@ def notes(trained: Training, front: Sequence[Simulated], dropped: Sequence[str])
         lines.append("dollars are not known: a host of the cluster has no usd_per_hour")
     if dropped:
         lines.append(
-            f"left out, since another is as fast, as cheap and as little late: {', '.join(dropped)}"
+            f"left out, since another is as fast, as cheap and as little late: {'; '.join(dropped)}"
         )
     if plan.cells:
         latest = plan.cells[-1]
@@ -407,8 +408,9 @@ def _what_would_tell(rival: Simulated, decision: Decision, trained: Training, op
             " tell, or a longer log, or a larger --tolerance."
         )
     if decision.binds == "users":
+        users = "users" if trained.log.facts.schema.get("group") else "samples"
         return (
-            f"{said}: test users bind, and no further seed helps. At least"
+            f"{said}: test {users} bind, and no further seed helps; at least"
             f" {decision.users_times:,.1f} times as many would tell, or a larger --tolerance than"
             f" {options.tolerance:g}."
         )

@@ -281,12 +281,16 @@ def fit(value: Any, kind: Any, name: str) -> Any:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """A hint for a misspelt word: the nearest known one, or all of them.
+    """A hint for a misspelt word: those that end in it behind a dot, the nearest known one, or all.
 
     >>> nearest("H100", ["v100", "h100"]), nearest("x", ["User", "user"])
     ('did you mean h100?', 'known: User, user')
+    >>> nearest("--lr", ["--model.lr", "--rows.optimizer.lr", "--tls"])
+    'did you mean --model.lr or --rows.optimizer.lr?'
     """
     every = list(choices)
+    if ends := [one for one in every if one.endswith(f".{word.lstrip('-')}")]:
+        return f"did you mean {' or '.join(ends)}?"
     words = {one.lower(): one for one in every}  # H100 is h100, and no v100
     close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.5)
     rest = f", and {len(every) - 30} more" if len(every) > 30 else ""

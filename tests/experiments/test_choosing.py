@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 import experiments
-from experiments.choosing.answer import advised
+from experiments.choosing.answer import advised, notes
 from experiments.choosing.batch import Cell, batch_for, planned, samples_for
 from experiments.choosing.decision import Decision, Entry, bounds_of, decide
 from experiments.choosing.speeds import candidates
@@ -233,9 +233,10 @@ def test_rows_that_no_number_of_servers_holds_are_refused_by_their_largest_table
 
 
 def as_simulated(name: str, mode: Mode, late: int, gain: float, usd_per_hour: float):
-    point = SimpleNamespace(mode=mode)
+    point = SimpleNamespace(mode=mode, cluster="h100-host")
     return SimpleNamespace(
         candidate=SimpleNamespace(label=name, name=name, point=point),
+        row={"binds": "window", "workers": 4, "servers": 3},
         gain=Range(gain, gain, gain),
         cell=Cell(rows_late=late, dense_late=0),
         usd_per_hour=usd_per_hour,
@@ -273,6 +274,29 @@ def test_of_a_model_that_has_learned_nothing_nothing_is_advised():
     ]
     told = advised(front, Decision(best="sync"), as_trained(front, 1.017), None, None)
     assert told.startswith("Not decided: sync itself has not learned") and "1.017" in told
+
+
+@pytest.mark.parametrize(("schema", "who"), [({"group": "user"}, "users"), ({}, "samples")])
+def test_samples_that_have_no_group_are_not_called_users(schema, who):
+    front = [
+        as_simulated("sync", Mode.SYNC, 0, 1.0, 9.0),
+        as_simulated("hybrid, tau 2", Mode.HYBRID, 2, 2.5, 9.0),
+    ]
+    trained = as_trained(front, 0.9)
+    trained.log = SimpleNamespace(facts=SimpleNamespace(schema=schema))
+    decision = Decision(best="sync", rival="hybrid, tau 2", binds="users", users_times=2.0)
+    told = advised(front, decision, trained, None, SimpleNamespace(tolerance=1.0))
+    assert f"test {who} bind" in told and "at least 2.0 times as many would tell" in told
+
+
+def test_what_binds_a_mode_is_told_once_and_names_do_not_run_together():
+    front = [as_simulated("async, tau 2", Mode.ASYNC, 20, 3.0, 9.0)] * 2
+    log, plan = SimpleNamespace(samples=9), SimpleNamespace(cells=(), samples=9)
+    told = notes(
+        SimpleNamespace(log=log, plan=plan), front, ["lookahead, cheapest", "lookahead, fastest"]
+    )
+    assert told[0] == "the simulated rate is bound by: window in async, tau 2"
+    assert told[1].endswith("as little late: lookahead, cheapest; lookahead, fastest")
 
 
 # The whole command.
