@@ -39,7 +39,6 @@ from runtime.data.table import TableFile
 from runtime.preparing.guessed_column import (
     ABSENT,
     AFTERWARDS,
-    LIST_SHARE,
     NUMBER,
     GuessedColumn,
     is_day,
@@ -69,6 +68,8 @@ _WORDS_FOR_NONE = frozenset(
     ["NULL", "Null", "null", "\\N", "NaN", "nan", "None", "none", "N/A", "n/a", "NA", "<NA>", "nil"]
 )
 """What databases and libraries write where nothing is; among texts it may be a word like others."""
+_RARE_SEPARATORS = "^#~"
+"""Between the ids of a list, or part of a name."""
 _WEIGHTED = re.compile(r"[^:]+:\d+(\.\d*)?([,;| ][^:]+:\d+(\.\d*)?)*", re.ASCII)
 
 
@@ -430,7 +431,9 @@ def _split(times: list[GuessedColumn], file: TableFile) -> str:
 def _keys(file: TableFile, column: GuessedColumn) -> tuple[np.ndarray, np.ndarray]:
     """The distinct days or numbers of a column of times in all rows, rising, and how many rows have
     each; eight bytes a row are held."""
-    # Days, or numbers as exact as they are written, in arrays of eight bytes a row.
+    # Whole numbers exactly: float64 has no odd ones above 2**53.
+    read_number = whole_number_of if column.whole else number_of
+    dtype = np.int64 if column.whole else np.float64
     pieces = []
     for read in file.stream([column.name]):
         values, which = distinct(plain(read.table.column(column.name)))
@@ -440,13 +443,9 @@ def _keys(file: TableFile, column: GuessedColumn) -> tuple[np.ndarray, np.ndarra
             pieces.append(np.array([*known, ""], "datetime64[D]")[which])
             pieces[-1] = pieces[-1][~np.isnat(pieces[-1])]
             continue
-        numbers = [number_of(text) if text not in ABSENT else None for text in texts]
+        numbers = [None if text in ABSENT else read_number(text) for text in texts]
         is_known = np.array([*(n is not None and n == n for n in numbers), False])
-        if column.whole:  # exactly: float64 has no odd numbers above 2**53
-            whole = [whole_number_of(text) or 0 for text in texts]
-            parsed = np.array([*whole, 0], np.int64)
-        else:
-            parsed = np.array([*((n if n is not None else 0.0) for n in numbers), 0.0])
+        parsed = np.array([*(n or 0 for n in numbers), 0], dtype)
         pieces.append(parsed[which][is_known[which]])
     return np.unique(np.concatenate(pieces), return_counts=True)
 
@@ -495,10 +494,7 @@ def _others(column: GuessedColumn) -> list[str]:
         return []
     if column.values.str.fullmatch(_WEIGHTED).mean() > 0.5:
         return ["id:weight? the weights become part of the ids"]
-    if column.separator is None and (mark := column.mark) is not None:
-        return [f'a list? then kind = "multi", separator = {toml_value(mark)}']
-    shares = {mark: column.values.str.contains(mark, regex=False).mean() for mark in "^#~"}
-    mark = max(shares, key=shares.__getitem__)
-    if column.separator is None and shares[mark] >= LIST_SHARE:
+    mark = column.mark or column.mark_among(_RARE_SEPARATORS)
+    if column.separator is None and mark is not None:
         return [f'a list? then kind = "multi", separator = {toml_value(mark)}']
     return []

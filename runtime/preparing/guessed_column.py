@@ -144,8 +144,12 @@ class GuessedColumn(NamedTuple):
 
     @property
     def mark(self) -> str | None:
-        """The separator that most values hold, where enough of them do."""
-        shares = {mark: self.values.str.contains(mark, regex=False).mean() for mark in SEPARATORS}
+        """What may separate the ids of a list."""
+        return self.mark_among(SEPARATORS)
+
+    def mark_among(self, marks: Sequence[str]) -> str | None:
+        """Of some marks the one that most values hold, where enough of them do."""
+        shares = {mark: self.values.str.contains(mark, regex=False).mean() for mark in marks}
         mark = max(shares, key=shares.__getitem__)
         is_one = self.numbers or self.is_single
         return mark if not is_one and shares[mark] >= LIST_SHARE else None

@@ -2,13 +2,11 @@
 
 import bz2
 import gzip
-import json
 import os
 import re
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +23,12 @@ from runtime.preparing.guess import guessed
 CLICKS = Path(__file__).parents[3] / "examples" / "clicks.csv"
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0\r\n"), max_size=6)
 CELLS = st.one_of(TEXT, st.integers(-9, 9999).map(str), st.floats(-9, 9).map(str), st.just(""))
+ROWS = range(60)
+BITS = [k % 2 for k in ROWS]
+
+
+def clicks(**columns):
+    return pd.DataFrame({**columns, "user": "u1", "clicked": BITS})
 
 
 def written(folder, table, name="mine.csv"):
@@ -32,6 +36,12 @@ def written(folder, table, name="mine.csv"):
     table.to_parquet(file) if name.endswith("parquet") else table.to_csv(file, index=False)
     (folder / "mine.toml").write_text(guessed(file))
     return read_schema(folder / "mine.toml")[0]
+
+
+def line_of(name, folder):
+    """What the schema that was guessed last says of a column."""
+    (line,) = [row for row in (folder / "mine.toml").read_text().splitlines() if f'"{name}"' in row]
+    return line
 
 
 def test_the_example_is_guessed_as_it_was_written():
@@ -134,57 +144,8 @@ def test_a_guessed_schema_reads_its_table(tmp_path, name):
 
 def test_a_time_with_zeros_before_it_splits_as_the_number_that_it_is(tmp_path):
     """TOML has no number 08."""
-    months = [f"{1 + k // 6:02}" for k in range(60)]
-    table = pd.DataFrame({"month": months, "user": range(60), "clicked": [0, 1] * 30})
+    table = clicks(month=[f"{1 + k // 6:02}" for k in ROWS])
     assert written(tmp_path, table).split.threshold == 9
-
-
-MIXED = [int(k) for k in np.random.default_rng(3).permutation(60)]
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("hours_per_week", [10 + k for k in MIXED]),
-        ("update_count", MIXED),
-        ("candidate_id", list(range(60))),
-        ("birth_year", [1950 + k for k in MIXED]),
-        ("watch_time_s", [k / 10 for k in MIXED]),
-        ("weekday", [k % 7 for k in range(60)]),
-    ],
-)
-def test_a_number_that_only_sounds_like_a_time_is_a_column(tmp_path, name, values):
-    table = pd.DataFrame({name: values, "user": "u1", "clicked": [0, 1] * 30})
-    schema = written(tmp_path, table)
-    assert schema.split.column is None and schema.split.test_fraction == 0.2
-    assert name in [column.name for column in schema.columns]
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("date", [20260301 + k % 30 for k in MIXED]),
-        ("timestamp", [1_780_000_000 + 997 * k for k in MIXED]),
-        ("event_time_ms", [1_780_000_000_000 + 997 * k for k in MIXED]),
-        ("eventTime", [1_780_000_000_000_000 + 997 * k for k in MIXED]),
-        ("hour", [26030100 + k // 3 for k in range(60)]),
-        ("day", [1 + k // 5 for k in range(60)]),
-    ],
-)
-def test_a_number_that_is_a_time_by_its_digits_or_its_order_splits(tmp_path, name, values):
-    """Beside another column of times, which is told of and is none of the model's."""
-    table = pd.DataFrame(
-        {"release_year": [2001 + k // 30 for k in range(60)], name: values, "user": "u1",
-         "clicked": [0, 1] * 30}
-    )  # fmt: skip
-    schema = written(tmp_path, table)
-    assert schema.split.column in (name, "release_year")
-    assert [column.name for column in schema.columns] == ["user"]
-    (other,) = {name, "release_year"} - {schema.split.column}
-    text = (tmp_path / "mine.toml").read_text()
-    assert f"# Left out: {other} is a time, too, and another column splits." in text
-    if len(str(values[0])) > 4:  # sure by itself, where an order may be one by chance
-        assert schema.split.column == name
 
 
 def test_outcomes_beside_the_label_are_no_columns(tmp_path):
@@ -215,80 +176,16 @@ def test_a_first_line_of_values_is_said(tmp_path):
     assert "first line" not in guessed(tmp_path / "mine.csv")
 
 
-@pytest.mark.parametrize(
-    ("values", "note"),
-    [
-        (["1:0.5,2:0.5", "3:0.1,1:0.9"] * 30, "id:weight? the weights become part of the ids"),
-        (["3^4", "5^6"] * 30, 'a list? then kind = "multi", separator = "^"'),
-        (["a#b", "b#c"] * 30, 'a list? then kind = "multi", separator = "#"'),
-    ],
-)  # fmt: skip
-def test_what_values_may_be_instead_is_said_at_the_column(tmp_path, values, note):
-    table = pd.DataFrame({"x": values, "user": "u1", "clicked": [k % 2 for k in range(60)]})
-    written(tmp_path, table)
-    (line,) = [row for row in (tmp_path / "mine.toml").read_text().splitlines() if '"x"' in row]
-    assert note in line
-
-
-@pytest.mark.parametrize("word", ["NULL", "NA", "\\N", "None", "<NA>"])
-def test_a_word_for_none_among_texts_is_told_at_its_column(tmp_path, word):
-    """It is an id: who means none by it says so; where numbers have it, too, it is said already."""
-    values = [word if k % 4 == 0 else f"c{k % 3}" for k in range(60)]
-    table = pd.DataFrame({"x": values, "user": "u1", "clicked": [k % 2 for k in range(60)]})
-    assert written(tmp_path, table).missing == ("", "?")
-    (line,) = [row for row in (tmp_path / "mine.toml").read_text().splitlines() if '"x"' in row]
-    assert f'missing = ["", "?", {json.dumps(word)}]' in line
-    # With the line of the comment each of them is absent.
-    table["price"] = [word if k % 20 == 7 else f"{k}.5" for k in range(60)]
-    assert written(tmp_path, table).missing == ("", "?", word)
-    (line,) = [row for row in (tmp_path / "mine.toml").read_text().splitlines() if '"x"' in row]
-    assert "missing" not in line
-
-
-@pytest.mark.parametrize("word", ["-", "NaN", "n/a"])
-def test_a_rare_word_among_numbers_means_that_there_is_none(tmp_path, word):
-    values = [word if k % 20 == 7 else f"{k}.5" for k in range(60)]
-    table = pd.DataFrame({"x": values, "user": "u1", "clicked": [k % 2 for k in range(60)]})
-    schema = written(tmp_path, table)
-    assert schema.missing == ("", "?", word)
-    assert {c.name: (c.kind, c.fill) for c in schema.columns}["x"] == ("numeric", 0.0)
-    source = open_source(str(tmp_path / "mine.toml"))
-    dense = [batch.dense[:, 0] for part in ("train", "test") for batch in source.chunks(part)]
-    assert (np.concatenate(dense) == 0).sum() == 3
-
-
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        (["m", "f", "F "] * 20, "categorical"),
-        (["Toys, games", "Books", "Home, garden"] * 20, "categorical"),
-        (["Open heart", "Second day", "A long way"] * 20, "categorical"),
-        (["a, b", "b, c", "c, a", "a, d", "b, d", "c, d"] * 10, "multi"),
-        (["1 5 7", "9 3", "4"] * 20, "multi"),
-    ],
-)
-def test_words_of_a_name_are_no_list(tmp_path, values, kind):
-    table = pd.DataFrame({"x": values, "user": "u1", "clicked": [k % 2 for k in range(60)]})
-    assert {c.name: c.kind for c in written(tmp_path, table).columns}["x"] == kind
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [(b"", "it is empty"), (b"a\n1\n", "1 column: is"), (b"a,b\n", "holds no rows"),
-     (b"\xff\xfe\x00a,b\n1,2\n", "is no UTF-8 text")],
-)  # fmt: skip
-def test_what_is_no_table_ends_in_a_sentence(tmp_path, content, sentence):
-    (tmp_path / "mine.csv").write_bytes(content)
-    with pytest.raises(DataError, match=sentence):
-        guessed(tmp_path / "mine.csv")
-
-
-_COLONS = "".join(f"{k % 5}::{k % 7}::{k % 2}\n" for k in range(60)).encode()
+_COLONS = "".join(f"{k % 5}::{k % 7}::{k % 2}\n" for k in ROWS).encode()
 
 
 @pytest.mark.parametrize(
     ("content", "named"),
     [
+        (b"", ["it is empty"]),
+        (b"a\n1\n", ["1 column: is"]),
+        (b"a,b\n", ["holds no rows"]),
+        (b"\xff\xfe\x00a,b\n1,2\n", ["is no UTF-8 text", "UTF-16"]),
         (gzip.compress(b"a,b\n1,2\n"), ["gzip", "end in .gz"]),
         (bz2.compress(b"a,b\n1,2\n"), ["bzip2", "end in .bz2"]),
         (b"PAR1\x15\x04", ["parquet file", "end in .parquet"]),
@@ -299,21 +196,22 @@ _COLONS = "".join(f"{k % 5}::{k % 7}::{k % 2}\n" for k in range(60)).encode()
         (b"1 |u 5:1 |i 7:0.5\n0 |u 6:1 |i 8:0.5\n", ["Vowpal Wabbit", "namespace"]),
         (b"1 1:5:1 2:7:1\n0 1:6:1 2:8:1\n", ["libffm"]),
     ],
-    ids=["gz", "bz2", "parquet", "zip", "jsonl", "json", "colons", "vw", "libffm"],
-)
-def test_a_file_of_another_kind_is_named_with_what_to_do(tmp_path, content, named):
+    ids=["empty", "a column", "no rows", "utf16", "gz", "bz2", "parquet", "zip", "jsonl", "json",
+         "colons", "vw", "libffm"],
+)  # fmt: skip
+def test_what_is_no_table_is_named_with_what_to_do(tmp_path, content, named):
     (tmp_path / "mine.csv").write_bytes(content)
     with pytest.raises(DataError) as raised:
         guessed(tmp_path / "mine.csv")
     text = str(raised.value)
     assert all(word in text for word in named), text
-    assert "mine.csv" in text and "UTF-16" not in text
+    assert "mine.csv" in text and ("UTF-16" in text) == ("UTF-16" in named)
 
 
 @pytest.mark.parametrize("mark", ["\t", ";"])
 @pytest.mark.parametrize("header", ["user@item@click\n", ""])
 def test_tabs_and_semicolons_are_seen_without_being_asked_for(tmp_path, mark, header):
-    rows = "".join(f"{k % 5}@{k % 7}@{k % 2}\n" for k in range(60))
+    rows = "".join(f"{k % 5}@{k % 7}@{k % 2}\n" for k in ROWS)
     (tmp_path / "mine.csv").write_text((header + rows).replace("@", mark))
     text = guessed(tmp_path / "mine.csv")
     (tmp_path / "mine.toml").write_text(text)
@@ -334,15 +232,16 @@ def test_numbers_with_a_decimal_comma_are_no_list_of_ids(tmp_path):
     assert 'kind = "multi"' in line
 
 
-def test_a_label_of_two_words_is_named_with_what_to_do(tmp_path):
-    table = pd.DataFrame({"user": range(40), "bought": ["yes", "no"] * 20, "age": range(40)})
-    text = guessed(_saved(table, tmp_path))
-    assert "bought holds no and yes: a label must be 0 and 1" in text
-
-
-def _saved(table, folder):
-    table.to_csv(folder / "mine.csv", index=False)
-    return folder / "mine.csv"
+@pytest.mark.parametrize(
+    ("bought", "told"),
+    [(["yes", "no"], " bought holds no and yes: a label must be 0 and 1"), ([2.5, 3.5, 4.5], "")],
+)
+def test_a_table_without_a_label_says_so_and_which_column_may_become_one(tmp_path, bought, told):
+    table = pd.DataFrame({"user": ROWS, "bought": bought * (60 // len(bought)), "age": ROWS})
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    (line,) = [x for x in guessed(tmp_path / "mine.csv").splitlines() if x.startswith("labels")]
+    asked = 'labels = ["?"]  # no column holds 0 and 1 in every row: which is learned?'
+    assert line.startswith(asked + told) and ("bought" in line) == bool(told)
 
 
 def test_a_schema_written_elsewhere_is_told_the_path_of_its_table(tmp_path, monkeypatch, capsys):
@@ -360,11 +259,6 @@ def test_a_schema_written_elsewhere_is_told_the_path_of_its_table(tmp_path, monk
     monkeypatch.chdir(tmp_path / "x")
     assert main(["data", "schema", "log.csv"]) == 0
     assert 'file = "log.csv"  # beside this schema\n' in capsys.readouterr().out
-
-
-def test_a_table_without_a_label_says_so(tmp_path):
-    (tmp_path / "mine.csv").write_text("user,price\nu1,2.5\nu2,3.5\n")
-    assert 'labels = ["?"]  # no column holds 0 and 1' in guessed(tmp_path / "mine.csv")
 
 
 @pytest.mark.parametrize("name", ["mine.csv", "mine.parquet"])
@@ -388,14 +282,6 @@ def test_one_day_with_most_rows_leaves_both_parts_some(tmp_path):
                           "clicked": [k % 2 for k in range(100)]})  # fmt: skip
     written(tmp_path, table)
     assert open_source(str(tmp_path / "mine.toml")).provenance().test_rows == 5
-
-
-def test_brackets_that_would_become_part_of_ids_are_told(tmp_path):
-    tags = ["['a', 'b']", "['b', 'a']", "[]"] * 4
-    table = pd.DataFrame({"tags": tags, "user": "u1", "clicked": [0, 1] * 6})
-    table.to_csv(tmp_path / "mine.csv", index=False)
-    (line,) = [x for x in guessed(tmp_path / "mine.csv").splitlines() if '"tags"' in x]
-    assert "brackets and quotes stay in the ids" in line
 
 
 PACKED = gzip.compress(b"user,label\n" + b"".join(b"u%d,%d\n" % (k, k % 2) for k in range(9000)))
@@ -433,47 +319,37 @@ def test_a_packed_line_without_an_end_is_not_unpacked_whole(tmp_path, monkeypatc
             guessed(tmp_path / name)
 
 
-USERS = pa.array([f"u{k % 7}" for k in range(60)])
-BITS = [k % 2 for k in range(60)]
 DAYS = pd.date_range("2026-03-01", periods=60, freq="6h")
 TABLES = {
-    "labels are floats": {"user": USERS, "clicked": pa.array(BITS, pa.float64())},
-    "labels are booleans": {"user": USERS, "clicked": pa.array(BITS).cast(pa.bool_())},
-    "instants": {"user": USERS, "clicked": BITS, "at": DAYS},
-    "instants with a zone": {"user": USERS, "clicked": BITS, "at": DAYS.tz_localize("Asia/Tokyo")},
-    "dates with a zone": {
-        "user": USERS, "clicked": BITS, "at": [f"{d.isoformat()}+02:00" for d in DAYS],
-    },
+    "labels are floats": {"clicked": pa.array(BITS, pa.float64())},
+    "labels are booleans": {"clicked": pa.array(BITS).cast(pa.bool_())},
+    "instants": {"at": DAYS},
+    "instants with a zone": {"at": DAYS.tz_localize("Asia/Tokyo")},
+    "dates with a zone": {"at": [f"{d.isoformat()}+02:00" for d in DAYS]},
     "dates of two zones": {
-        "user": USERS, "clicked": BITS,
         "at": [f"{d.isoformat()}{('+02:00', '+0100')[k % 2]}" for k, d in enumerate(DAYS)],
     },
     "dates of which some have a zone": {
-        "user": USERS, "clicked": BITS,
         "at": [f"{d.isoformat()}{('Z', '')[k % 2]}" for k, d in enumerate(DAYS)],
     },
-    "one day": {"user": USERS, "clicked": BITS, "day": ["2026-03-01"] * 60},
-    "one number of a time": {"user": USERS, "clicked": BITS, "hour": [7] * 60},
-    "bytes": {"user": USERS, "clicked": BITS, "x": pa.array([b"\xff"] * 60)},
-    "bytes of texts": {"user": USERS, "clicked": BITS, "x": pa.array([b"a b", b"c"] * 30)},
-    "spans": {
-        "user": USERS, "clicked": BITS,
-        "x": pa.array([k * 17_000 for k in range(60)], pa.duration("s")),
-    },
-    "decimals": {
-        "user": USERS, "clicked": BITS, "x": pa.array(range(60)).cast(pa.decimal128(21, 2)),
-    },
-    "structs": {"user": USERS, "clicked": BITS, "x": pa.array([{"a": k} for k in range(60)])},
-    "lists": {"user": USERS, "clicked": BITS, "x": pa.array([["a", "b"]] * 60)},
-    "lists of structs": {"user": USERS, "clicked": BITS, "x": pa.array([[{"a": 1}]] * 60)},
-    "numbers of which some are absent": {"user": USERS, "clicked": BITS, "x": [None, 7] * 30},
-}  # fmt: skip
+    "one day": {"day": ["2026-03-01"] * 60},
+    "one number of a time": {"hour": [7] * 60},
+    "bytes": {"x": pa.array([b"\xff"] * 60)},
+    "bytes of texts": {"x": pa.array([b"a b", b"c"] * 30)},
+    "spans": {"x": pa.array([k * 17_000 for k in ROWS], pa.duration("s"))},
+    "decimals": {"x": pa.array(ROWS).cast(pa.decimal128(21, 2))},
+    "structs": {"x": pa.array([{"a": k} for k in ROWS])},
+    "lists": {"x": pa.array([["a", "b"]] * 60)},
+    "lists of structs": {"x": pa.array([[{"a": 1}]] * 60)},
+    "numbers of which some are absent": {"x": [None, 7] * 30},
+}
 
 
 @pytest.mark.parametrize("held", TABLES)
 def test_a_schema_that_is_guessed_trains(held, tmp_path):
     """Nothing is mended by a person, and each row is read."""
-    pq.write_table(pa.table(TABLES[held]), tmp_path / "mine.parquet")
+    columns = {"user": [f"u{k % 7}" for k in ROWS], "clicked": BITS, **TABLES[held]}
+    pq.write_table(pa.table(columns), tmp_path / "mine.parquet")
     (tmp_path / "mine.toml").write_text(guessed(tmp_path / "mine.parquet"))
     source = open_source(str(tmp_path / "mine.toml"), keep=False)
     rows = [sum(batch.size for batch in source.chunks(part)) for part in ("train", "test")]
@@ -481,59 +357,22 @@ def test_a_schema_that_is_guessed_trains(held, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "left_out"),
+    ("head", "row", "left_out"),
     [
-        ("user,clicked,item,\nu{0},{1},i{0},\n", "a column has no name (an index?)"),
-        (",user,clicked,item\n{0},u{0},{1},i{0}\n", "a column has no name (an index?)"),
-        ("user,clicked,item,item\nu{0},{1},i{0},x\n", "item is the name of 2 columns"),
+        ("user,clicked,item,", "u{0},{1},i{0},", "a column has no name (an index?)"),
+        (",user,clicked,item", "{0},u{0},{1},i{0}", "a column has no name (an index?)"),
+        ("user,clicked,item,item", "u{0},{1},i{0},x", "item is the name of 2 columns"),
+        ("user,clicked,item\nu1\nu2,0,i5,7", "u{0},{1},i{0}", "2 broken lines: see `data check`"),
     ],
 )
-def test_columns_that_training_cannot_name_are_left_out_and_said(text, left_out, tmp_path):
-    head, row, _ = text.split("\n")
-    rows = "".join(row.format(k % 7, k % 2) + "\n" for k in range(60))
+def test_what_training_cannot_read_is_left_out_and_said(head, row, left_out, tmp_path):
+    rows = "".join(row.format(k % 7, k % 2) + "\n" for k in ROWS)
     (tmp_path / "mine.csv").write_text(f"{head}\n{rows}")
     found = guessed(tmp_path / "mine.csv")
     assert f"# Left out: {left_out}." in found
     (tmp_path / "mine.toml").write_text(found)
-    source = open_source(str(tmp_path / "mine.toml"), keep=False)
+    source = open_source(str(tmp_path / "mine.toml"), skip_bad_rows=True, keep=False)
     assert sum(batch.size for batch in source.chunks("train")) > 0
-
-
-def test_broken_lines_are_left_out_and_said(tmp_path):
-    rows = "".join(f"u{k},{k % 2}\n" for k in range(60))
-    (tmp_path / "mine.csv").write_text("user,clicked\n" + rows + "u1\nu2,0,5\n")
-    assert "# Left out: 2 broken lines: see `data check`." in guessed(tmp_path / "mine.csv")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        (
-            "conversion_timestamp",
-            lambda k: 1_600_000_000 + k * 79 if k % 3 else -1,
-            "after the label",
-        ),
-        ("time_delay_for_conversion", lambda k: k * 7919 % 9999, "after the label"),
-        ("dwell_time", lambda k: k * 37 % 60 + 0.5, "after the label"),
-        ("play_duration", lambda k: k * 7919 % 90_000, "after the label"),
-        ("revenue", lambda k: k * 37 % 60 + 0.5, "after the label"),
-        ("position", lambda k: k * 7 % 10, "not known before"),
-        ("ad_rank", lambda k: k * 7 % 10, "not known before"),
-        ("price", lambda k: k * 37 % 60 + 0.5, ""),
-        ("age", lambda k: 18 + k * 7 % 60, ""),
-        ("device_type", lambda k: k % 5, ""),
-        ("device_model", lambda k: f"{k % 60:08x}", ""),
-        ("zip_code", lambda k: 10_000 + k * 7919 % 89_999, ""),
-    ],
-)
-def test_a_column_that_is_known_too_late_by_its_name_is_told(tmp_path, name, value, told):
-    """As logs of advertisers, shops and videos call them; other names are no such thing."""
-    rows = range(60)
-    table = pd.DataFrame({name: map(value, rows), "user": "u1", "clicked": [k % 2 for k in rows]})
-    written(tmp_path, table)
-    (line,) = [row for row in (tmp_path / "mine.toml").read_text().splitlines() if name in row]
-    assert told in line
-    assert ("leave it out" in line) == bool(told)
 
 
 @pytest.mark.parametrize(
@@ -545,7 +384,7 @@ def test_a_column_that_is_known_too_late_by_its_name_is_told(tmp_path, name, val
     ],
 )  # fmt: skip
 def test_the_label_is_what_a_person_would_take_for_one(tmp_path, names, label):
-    columns = {name: [(k // (2 + j)) % 2 for k in range(60)] for j, name in enumerate(names)}
+    columns = {name: [(k // (2 + j)) % 2 for k in ROWS] for j, name in enumerate(names)}
     assert written(tmp_path, pd.DataFrame({"user": "u1", **columns})).labels == (label,)
 
 
@@ -558,16 +397,15 @@ def test_the_label_is_what_a_person_would_take_for_one(tmp_path, names, label):
     ],
 )  # fmt: skip
 def test_the_group_is_a_user_or_a_list_that_was_shown(tmp_path, names, group):
-    columns = {name: [f"v{k // (2 + j) % 9}" for k in range(60)] for j, name in enumerate(names)}
-    table = pd.DataFrame({**columns, "clicked": [k % 2 for k in range(60)]})
+    columns = {name: [f"v{k // (2 + j) % 9}" for k in ROWS] for j, name in enumerate(names)}
+    table = pd.DataFrame({**columns, "clicked": BITS})
     assert written(tmp_path, table).group == group
 
 
 def test_the_time_of_an_outcome_splits_only_where_no_other_does(tmp_path):
     """Of two times that of the event, whichever column comes first."""
-    events = [1_600_000_000 + 60 * k for k in range(60)]
-    table = pd.DataFrame({"conversion_timestamp": [e + 900 for e in events], "timestamp": events})
-    table["user"], table["clicked"] = "u1", [k % 2 for k in range(60)]
+    events = [1_600_000_000 + 60 * k for k in ROWS]
+    table = clicks(conversion_timestamp=[e + 900 for e in events], timestamp=events)
     schema = written(tmp_path, table)
     assert schema.split.column == "timestamp"
     assert "conversion_timestamp" not in {c.name for c in schema.columns}
