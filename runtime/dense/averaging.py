@@ -71,9 +71,18 @@ class AveragedReplicas(DenseRule):
         round_.read(rank, self._replicas[rank])
 
     def leave_round(self, rank: int, step: int, number: int) -> None:
-        """The rank takes the mean of a round in, after ``step``."""
+        """The rank takes the mean of a round in, after ``step``.
+
+        Raises ValueError while the mean is not known, which only an order can ask for that no run
+        has had.
+        """
+        round_ = self._rounds.get(number)
+        if round_ is None or not round_.is_complete:
+            raise ValueError(
+                f"the order has rank {rank} take in the mean of round {number} before the weights"
+                " of every rank are in it; it is not a whole order"
+            )
         self._recorder.record(Kind.AVERAGE_WRITE, rank, step, ALL, number)
-        round_ = self._rounds[number]
         round_.write(rank, self._replicas[rank])
         if round_.is_over:
             del self._rounds[number]
@@ -179,9 +188,8 @@ class AveragingRound:
             self._mean = mean_weights([self.snapshots[r] for r in range(self._ranks)])
 
     def write(self, rank: int, model: nn.Module) -> None:
-        """Move the rank's weights by (mean - snapshot): what it learned meanwhile stays."""
-        if not self.is_complete:
-            raise RuntimeError(f"rank {rank} cannot leave a round that is not complete")
+        """Move the rank's weights by (mean - snapshot) of a complete round: what it learned
+        meanwhile stays."""
         move(model, self._mean, self.snapshots[rank])
         self.moved.add(rank)
 

@@ -98,6 +98,17 @@ def test_replay_names_the_first_event_that_finds_another_version(kind):
         run(CHOSEN, SOURCE, order=[*events[:seq], changed, *events[seq + 1 :]])
 
 
+@pytest.mark.parametrize("left_out", [[0], [0, 1]], ids=["of one rank", "of both"])
+def test_replay_refuses_a_mean_of_weights_that_were_not_read(left_out):
+    chosen = config(mode=Mode.ASYNC_AVERAGING, tau=1, ranks=2, average_every_steps=2)
+    events = [
+        event for event in run(chosen, SOURCE).trace
+        if not (event.kind == Kind.AVERAGE_READ and event.version == 0 and event.rank in left_out)
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="take in the mean of round 0 before the weights of every"):
+        run(chosen, SOURCE, order=events)
+
+
 def test_replay_notices_a_lookup_that_was_moved_before_a_push():
     events = list(run(CHOSEN, SOURCE).trace)
     read = next(k for k, e in enumerate(events) if e.kind == Kind.LOOKUP and e.step == 5)
