@@ -176,12 +176,15 @@ def computed(
     pool = ProcessPoolExecutor(
         min(jobs, len(work)), context, initializer=settle_in, initargs=(surroundings(),)
     )
+    running = {pool.submit(compute): label for label, compute in work.items()}
     try:
-        running = {pool.submit(compute): label for label, compute in work.items()}
         for job in as_completed(running):
             yield running[job], job.result()
     finally:
-        pool.shutdown(cancel_futures=True)  # whoever is interrupted waits for no further piece
+        if not all(job.done() for job in running):  # whoever is interrupted waits for no piece
+            for process in list((pool._processes or {}).values()):
+                process.kill()
+        pool.shutdown(cancel_futures=True)
 
 
 def surroundings() -> dict[str, str | None]:
