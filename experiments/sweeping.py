@@ -27,14 +27,14 @@ from persia_sim.base.files import (
 from persia_sim.base.rules import counted
 from runtime.config import TrainConfig
 from runtime.process import fork_server
-from runtime.run.folder import plain
+from runtime.run.folder import plain, take_over_versions, versions
 from runtime.stop import Ending
 
 K = TypeVar("K")
 FAILED = "failed.txt"
-PRELOADED = ["runtime.run.record", "pyarrow.parquet", "pandas"]
-"""Imported once and then forked: torch and what a run needs, at seconds a point; pyarrow loads
-pandas as soon as it makes an array."""
+PRELOADED = ["runtime.run.record", __name__, "pyarrow.parquet", "pandas"]
+"""Imported once and then forked: torch and what a run needs, at seconds a point, and this module,
+which starts it; pyarrow loads pandas as soon as it makes an array."""
 DISK_FULL_EXIT = 28  # errno.ENOSPC: no sense in starting further points
 
 
@@ -242,7 +242,8 @@ def _carried_out(
                 while not_started and len(running) < jobs:
                     number = not_started.popleft()
                     point = waiting[number]
-                    arguments = (point, point.folder(root), samples, number, surroundings())
+                    known = surroundings(), versions()
+                    arguments = (point, point.folder(root), samples, number, *known)
                     process = context.Process(target=_work, args=arguments, name=point.label)
                     process.start()
                     running[number] = process
@@ -293,7 +294,12 @@ def words_of_failure(folder: Path) -> str | None:
 
 
 def _work(
-    point: Point, folder: Path, samples: Any, number: int, environment: Mapping[str, str | None]
+    point: Point,
+    folder: Path,
+    samples: Any,
+    number: int,
+    environment: Mapping[str, str | None],
+    known: Mapping[str, Any],
 ) -> None:
     """Run one point: the body of its process."""
     from runtime.checkpoint.places import complete_checkpoints
@@ -302,6 +308,7 @@ def _work(
     # The parent hears Ctrl-C and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settle_in(environment)
+    take_over_versions(known)
 
     def count(more: int) -> None:
         samples[number] += more

@@ -257,18 +257,21 @@ class CachedSource:
 
     def provenance(self) -> Provenance:
         """Name, checksum and split, known without reading the files again."""
+        return replace(self._facts, private=self.parsed.is_private)  # a mode changes without bytes
+
+    @cached_property
+    def _facts(self) -> Provenance:
         file = self._folder / _FACTS
         try:
-            result = parse(Provenance, read_document(file), str(file))
+            return parse(Provenance, read_document(file), str(file))
         except (OSError, ValueError):
             result = self.parsed.provenance()
-            if not self._is_unchanged():
-                return result
-            with suppress(OSError):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with atomic_write(file) as out:
-                    out.write(json.dumps(asdict(result)).encode())
-        return replace(result, private=self.parsed.is_private)  # a mode changes without the bytes
+            if self._is_unchanged():
+                with suppress(OSError):
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    with atomic_write(file) as out:
+                        out.write(json.dumps(asdict(result)).encode())
+        return result
 
     @cached_property
     def _folder(self) -> Path:

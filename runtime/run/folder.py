@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import metadata
 from itertools import count
 from pathlib import Path
@@ -278,27 +277,38 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-@cache
-def _versions() -> dict[str, Any]:
-    """Code and machine, as they were when this process first asked: to ask takes long."""
-    packages = ("torch", "numpy", "scikit-learn", "pandas", "pyarrow")
-    return {
-        "commit": _git("rev-parse", "HEAD"),
+_versions: dict[str, Any] = {}
+
+
+def versions() -> dict[str, Any]:
+    """Code and machine, as they were when this process first asked, or whoever has started it: to
+    ask takes long."""
+    if not _versions:
+        packages = ("torch", "numpy", "scikit-learn", "pandas", "pyarrow")
         # Stored results are no code: a study that adds to them has not changed it.
-        "modified": bool(
-            _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/docs/results")
-        ),
-        "python": sys.version.split()[0],
-        "packages": {name: metadata.version(name) for name in packages},
-        "platform": platform.platform(),
-        "cpu": _cpu_name(),
-    }
+        code = ("--", ":/", ":!/docs/results")
+        take_over_versions(
+            {
+                "commit": _git("rev-parse", "HEAD"),
+                "modified": bool(_git("status", "--porcelain", "--untracked-files=no", *code)),
+                "python": sys.version.split()[0],
+                "packages": {name: metadata.version(name) for name in packages},
+                "platform": platform.platform(),
+                "cpu": _cpu_name(),
+            }
+        )
+    return _versions
+
+
+def take_over_versions(known: Mapping[str, Any]) -> None:
+    """Those that whoever has started this process knows already."""
+    _versions.update(known)
 
 
 def environment() -> dict[str, Any]:
     """Versions, hardware and load: what a figure must say of where it was made."""
     return {
-        **_versions(),
+        **versions(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "process": os.getpid(),

@@ -25,6 +25,7 @@ from runtime.run.evaluate import best_reachable_auc
 from runtime.run.folder import (
     COMMAND,
     ENDING,
+    METRICS,
     OF_THE_DISK,
     PREDICTIONS,
     SUMMARY,
@@ -188,7 +189,7 @@ def _train_and_record(
 
     # Each evaluation on the way is written down at once, so that a killed run has its curve.
     def on_snapshot(point: CurvePoint) -> None:
-        if not read_metrics(folder):  # the first evaluation: say at once what looks wrong
+        if not (folder / METRICS).stat().st_size:  # the first one: say at once what looks wrong
             for warning in point.evaluation.warnings:
                 saving.on_warning(warning)
         counts = {"updates": point.updates, "samples": point.samples}

@@ -34,6 +34,7 @@ from runtime.config import (
     TrainConfig,
 )
 from runtime.models.networks import FeedForward
+from runtime.run import folder as run_folder
 from runtime.run.folder import read_summary
 from runtime.run.record import run_into
 from runtime.stop import Ending, Interrupted, Terminated
@@ -93,6 +94,14 @@ def test_a_point_of_a_sweep_has_the_bytes_of_a_run_alone(tmp_path):
                 assert mine.files == alone.files
                 for array in mine.files:
                     assert mine[array].tobytes() == alone[array].tobytes(), (name, array)
+
+
+def test_a_point_does_not_ask_again_what_its_sweep_knows_of_code_and_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "_versions", {"commit": "of the sweep"})
+    run_points(points(1), tmp_path, jobs=1, samples_per_point=512)
+    written = json.loads((points(1)[0].folder(tmp_path) / "env.json").read_text())
+    assert written["commit"] == "of the sweep"
+    assert "packages" not in written
 
 
 def test_a_failed_point_is_named_and_the_others_are_kept(tmp_path):
