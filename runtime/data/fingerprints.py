@@ -162,6 +162,8 @@ class RowSet:
         return int(np.minimum(there, ours.counts).sum()) >= _READ_AGAIN * int(ours.counts.sum())
 
     def _with(self, other: RowSet, joins: np.ufunc) -> RowSet:
+        if not other.size:
+            return self
         whole = self._rows_with(other, joins)
         if self.stretches is None and other.stretches is None:
             return whole
@@ -171,9 +173,11 @@ class RowSet:
     def _rows_with(self, other: RowSet, joins: np.ufunc) -> RowSet:
         limit = min(self.limit, other.limit)
         parts = [self.up_to(limit), other.up_to(limit)]
-        values, place = np.unique(np.concatenate([p.values for p in parts]), return_inverse=True)
-        counts = np.zeros(len(values), np.int64)
-        joins.at(counts, place, np.concatenate([p.counts for p in parts]))
+        both = np.concatenate([p.values for p in parts])
+        order = np.argsort(both, kind="stable")
+        values, first = np.unique(both[order], return_index=True)
+        each = np.concatenate([p.counts for p in parts], dtype=np.int64)[order]
+        counts = joins.reduceat(each, first)
         whole = RowSet(
             values=values,
             counts=np.minimum(counts, 2**32 - 1).astype(np.uint32),
@@ -203,6 +207,7 @@ class Sketch:
     """The last rows, with which the next stretches begin."""
     _samples: list[Batch] = field(default_factory=list)
     """The last of all, whose fingerprints are still to be taken."""
+    _sampled: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, values: np.ndarray) -> None:
@@ -215,7 +220,8 @@ class Sketch:
         """Rows by what they hold."""
         with self._lock:
             self._samples.append(batch)
-            if sum(one.size for one in self._samples) >= ROWS_AT_ONCE:
+            self._sampled += batch.size
+            if self._sampled >= ROWS_AT_ONCE:
                 self._take_fingerprints()
 
     def rows(self) -> RowSet:
@@ -230,6 +236,7 @@ class Sketch:
         if self._samples:
             self._wait(fingerprints(Batch.concat(self._samples)))
             self._samples = []
+            self._sampled = 0
 
     def _wait(self, values: np.ndarray) -> None:
         self._waiting.append(values)

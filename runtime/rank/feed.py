@@ -411,12 +411,15 @@ class Feed:
             self._reads_ahead |= begins
         if begins:
             threading.Thread(target=self._read_ahead, name="feed", daemon=True).start()
-        with self._stop.working():
-            batch = own if isinstance(own, Batch) else own()
+        batch = own if isinstance(own, Batch) else self._answer(own)
         if self._negatives is None:
             return Work(batch, step_samples)
         drawn_beside = self._negatives.beside(batch, number, first)
         return Work(drawn_beside, step_samples * self.each)
+
+    def _answer(self, asked: Callable[[], Batch]) -> Batch:
+        with self._stop.working():
+            return asked()
 
     def _read_ahead(self) -> None:
         """Until enough is asked for; what goes wrong is told to who wants the next batch."""

@@ -180,9 +180,10 @@ class Learner:
     def _parameters_of(self, model: nn.Module) -> list[nn.Parameter]:
         """Those of a rank's model, listed once: its modules are walked for as long as a small layer
         is computed."""
-        if model not in self._parameters:
-            self._parameters[model] = list(model.parameters())
-        return self._parameters[model]
+        known = self._parameters.get(model)
+        if known is None:
+            known = self._parameters[model] = list(model.parameters())
+        return known
 
     def _late_gradients(
         self,
@@ -241,13 +242,13 @@ class Learner:
         cast = autocast(self.device.type, self.config.engine.precision)
         with cast, blamed_on(self.config.model.name, "failed in forward"):
             logits = model(staged.dense, staged.embeddings)
-        return self._checked(logits, (len(staged.dense), len(self.layout.tasks)))
+        return self._checked(logits, (staged.dense.shape[0], len(self.layout.tasks)))
 
     def _checked(self, value: object, expected: tuple[int, int]) -> Tensor:
         """What a model returned, if it is what the loss takes."""
         if not isinstance(value, Tensor):
             what = f"a {type(value).__name__}" if value is not None else "None"
-        elif tuple(value.shape) != expected:
+        elif value.shape != expected:
             what = f"logits of shape {tuple(value.shape)}"
         elif not value.is_floating_point():
             what = f"logits of {value.dtype}"
@@ -286,11 +287,11 @@ class Learner:
 
 def _all_finite(loss: float, dense: DenseGradients, vectors: FieldVectors) -> bool:
     """A sum is finite only if its terms are; one by one they are checked only if it is not."""
-    sums = [g.sum().float() for g in dense if g is not None]
-    total = float(torch.stack(sums).sum()) if sums else 0.0  # one answer, one wait for the device
+    sums = [g.sum() for g in dense if g is not None]
+    total = torch.stack(sums).sum().item() if sums else 0.0  # one answer, one wait for the device
     # Of torch, whose sum is three times as fast as numpy's where the cache still has them.
     here = [torch.from_numpy(g) for g in (vectors.pooled, *vectors.sequences.values())]
-    total += sum(float(g.sum()) for g in here)
+    total += sum(g.sum().item() for g in here)
     if math.isfinite(loss + total):
         return True
     given = [*here, *(g for g in dense if g is not None)]
