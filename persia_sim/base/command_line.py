@@ -242,7 +242,9 @@ def _named(typed: str, options: Mapping[str, Option]) -> tuple[Option, bool]:
     if leaf.startswith("no-") and meant in options and _is_truth(options[meant].kind):
         return options[meant], False
 
-    raise ValueError(f"--{name} is no option; {nearest('--' + name, _all(options))}")
+    # A command that sets options of others takes them behind its `--set`.
+    meant = f"did you mean --set {name}=...?" if dot and "set" in options else ""
+    raise ValueError(f"--{name} is no option; {meant or nearest('--' + name, _all(options))}")
 
 
 def _all(options: Mapping[str, Option]) -> list[str]:

@@ -140,8 +140,9 @@ def _loaded(
                 good.append((number, line))
             except ValueError as error:
                 if skipped is None:
+                    why = str(error).rstrip(".")
                     raise DataError(
-                        f"{path}, row {number}: {error}; got {line.strip()[:60]!r}\n  write label"
+                        f"{path}, row {number}: {why}; got {line.strip()[:60]!r}\n  write label"
                         " index:value ..., with rising indexes (a label that is not known is 0);"
                         " train and evaluate can skip bad rows (--data.skip-bad-rows)"
                     ) from None

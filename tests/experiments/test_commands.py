@@ -75,6 +75,7 @@ def test_help_loads_nothing_heavy(words):
         (["runtime", "train", "--seed", "99999999999999999999"], "seed must fit into 64 bits"),
         (["experiments", "sweep", "dmeo.toml"], "did you mean demo.toml?"),
         (["experiments", "sweep"], "FILE is missing"),
+        (["experiments", "daily", "--data.name", "days.toml"], "did you mean --set data.name=...?"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )  # fmt: skip

@@ -25,12 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.hosts.torchrun import address_towards, interface_of
+from runtime.hosts.wire.peers import crowding
 from runtime.stop import PeerError, RunStopped, Silence, Stop
 
 BEAT_S = 2.0
 """Seconds between two signs of life."""
 SILENCE_S = 30.0
-"""A rank that is waited for and has given no sign of life for so long is called missing."""
+"""A rank that is waited for and has given no sign of life for so long is called missing; on a
+crowded host it may take longer (`crowding`)."""
 JOIN_S = 300.0
 """How long the ranks may be apart when they start: loading torch and data takes its time."""
 _LOOK_S = 1.0
@@ -118,8 +120,9 @@ class Heard:
                 return answer.result(timeout=0.2)
             except TimeoutError:
                 self._goes_on()
-                if silence.look() > self._silence_s:
-                    why = f"has not answered rank {self._rank} for {self._silence_s:.0f} s"
+                patience_s = self._silence_s * crowding(1)
+                if silence.look() > patience_s:
+                    why = f"has not answered rank {self._rank} for {patience_s:.0f} s"
                     break
             except RuntimeError:  # of torch's store, whose words name a socket
                 why = "is gone"
@@ -181,6 +184,7 @@ class RankGroup:
         """Each rank with its process and host, in words, once all are here."""
         self._beat_s = beat_s
         self._silence_s = silence_s
+        self._ranks_here = 1
         self._stop = Stop()
         self._store = Heard(store, rank, silence_s, self._go_on)
         self._torch: Any = None  # torch's own group of all ranks
@@ -193,6 +197,7 @@ class RankGroup:
             gathered = self.gather("here", json.dumps(here), patience_s=join_s)
             all_here = [_Here(*json.loads(text)) for text in gathered]
             self.places = {r: f"rank {r} (pid {o.pid}, {o.host})" for r, o in enumerate(all_here)}
+            self._ranks_here = sum(one.host == here.host for one in all_here)
             self.address = here.address
             """Address of this host, where the others reach it; its name may be of any NIC."""
             # On the store's own host the route to it may be the loopback device, where other hosts
@@ -403,9 +408,10 @@ class RankGroup:
             sign = self._sign_of(rank)
             if rank not in seen or seen[rank][0] != sign:
                 seen[rank] = sign, Silence()
-            if seen[rank][1].look() > self._silence_s:
+            patience_s = self._silence_s * crowding(self._ranks_here)
+            if seen[rank][1].look() > patience_s:
                 last = self._beat_of(rank)[1] or "nothing"
-                why = f"silent for {self._silence_s:.0f} s; the last that it said was: {last}"
+                why = f"silent for {patience_s:.0f} s; the last that it said was: {last}"
                 raise PeerError(self._sentence([rank], what, began, why))
 
     def _sign_of(self, rank: int) -> str:

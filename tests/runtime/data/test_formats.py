@@ -104,7 +104,7 @@ def layout_groups(source, part):
     ("line", "told"),
     [
         ("1 3:", "'1 3:'"), ("1:0.5 2:1", "a label that is not known is 0"),
-        ("1 2:1 2:1", "sorted and unique"), ("1 3:1 2:1", "sorted and unique"),
+        ("1 2:1 2:1", "sorted and unique; got"), ("1 3:1 2:1", "sorted and unique; got"),
         ("1 x:1", "'1 x:1'"), ("1 -1:1", "'1 -1:1'"),
     ],
 )  # fmt: skip

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,7 @@ from runtime.embedding.server_rules import ServerRules
 from runtime.executors.open import assemble_for
 from runtime.executors.threads import ConcurrentRun
 from runtime.hosts import row_processes
+from runtime.hosts.dense.group import SILENCE_S, RankGroup
 from runtime.hosts.rows import client
 from runtime.hosts.rows.client import ServerClient
 from runtime.hosts.rows.served_shard import ServedShard
@@ -205,6 +207,20 @@ def test_servers_go_when_their_store_goes():
     use()
     gc.collect()
     assert not any(map(lives, processes))
+
+
+def test_a_rank_on_a_busy_host_may_be_silent_for_longer(monkeypatch):
+    """40 s without a sign of life: missing, but not where forty wait for two cores."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    group = object.__new__(RankGroup)
+    group.rank, group.places, group._ranks_here, group._silence_s = 1, {}, 1, SILENCE_S
+    monkeypatch.setattr(group, "_sign_of", lambda rank: "")
+    seen = {0: ("", SimpleNamespace(look=lambda: 40.0))}
+    for load, is_missing in ((0.0, True), (40.0, False)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        told = pytest.raises(PeerError, match="rank 0: silent for 30 s") if is_missing else None
+        with told or nullcontext():
+            group._refuse_silent("gradients of step 3", time.monotonic(), [0], seen)
 
 
 def test_many_processes_on_few_cores_may_be_silent_for_longer(monkeypatch):

@@ -209,7 +209,7 @@ def test_a_rank_that_is_stopped_on_its_host_is_named_by_the_other(place, tmp_pat
         wait_for(lambda: (tmp_path / "told-0").exists())
     stopped = rf"rank 1 \(pid {ranks.members[1].pid}"
     waits_for_gradients = (
-        rf"rank 0 has waited \d+ s for the gradients of step \d+ of {stopped}, .+\): silent for 6"
+        rf"rank 0 has waited \d+ s for the gradients of step \d+ of {stopped}, .+\): silent for \d"
         " s; the last that it said was: "
     )
     waits_for_rows = (
