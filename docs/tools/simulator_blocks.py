@@ -118,7 +118,8 @@ _STEPS_LEFT_OUT = {
     "software on a machine": "tables on GPUs: the software on that kind of machine",
     "nodes": "tables on GPUs: the number of nodes",
     "network": "tables on GPUs: all steps of several nodes",
-    "name of the software": "tables on GPUs: the name of the software",
+    "source": "tables on GPUs: the source, by titles alone",
+    "name of the software": "tables on GPUs: all software of a name, by titles alone",
 }
 """Group that a fit did not see -> what the page calls it."""
 

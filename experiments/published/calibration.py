@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log, nan, sqrt
 
 import numpy as np
@@ -26,9 +26,9 @@ from persia_sim.sharded.software import (
     applied,
     constants_ln,
     generation,
+    guessed,
     half_ln,
     strange,
-    unknown_software,
 )
 from persia_sim.sharded.stages import Job, step_s
 
@@ -72,7 +72,7 @@ def _shares_of(job: Job) -> set[str]:
 _OF_FABRIC = {
     Fabric.SWITCH: {"switch"},
     Fabric.MESH: {"mesh", "pairs"},
-    Fabric.PCIE: {"pcie", "sockets_bytes_per_s", "mesh"},  # a bridge is an NVLink
+    Fabric.PCIE: {"pcie", "mesh"},  # a bridge is an NVLink
 }
 
 
@@ -243,19 +243,6 @@ def with_logs(logs: np.ndarray) -> tuple[Reach, dict[str, Software]]:
     return applied(dict(zip(FITTED, np.exp(logs).tolist(), strict=True)))
 
 
-def borrowed(fit: Fit, rows: Sequence[Measured]) -> np.ndarray:
-    """The fit's logarithms, where a constant that no row touches is as the others of its kind."""
-    names = list(FITTED)
-    logs = fit.logs.copy()
-    touched = {name for name in names if any(touches(name, row) for row in rows)}
-    alike = [(FITTED[name].kind, name.rpartition(".")[2]) for name in names]  # kind and field
-    for place, name in enumerate(names):
-        mates = [k for k, n in enumerate(names) if n in touched and alike[k] == alike[place]]
-        if FITTED[name].kind and name not in touched and mates:
-            logs[place] = fit.logs[mates].mean()
-    return logs
-
-
 def seen_of(rows: Sequence[Measured]) -> dict[str, Seen]:
     """What of each system some rows measured."""
     models: dict[str, dict[tuple[float, float], None]] = defaultdict(dict)
@@ -285,9 +272,12 @@ LEFT_OUT: dict[str, Callable[[Measured], str]] = {
     "software on a machine": lambda row: f"{row.family} on {_machine(row)}",
     "nodes": lambda row: f"{row.job.system.nodes} nodes" if row.job.system.nodes > 1 else "",
     "network": lambda row: "several nodes" if row.job.system.nodes > 1 else "",
+    "source": lambda row: row.series.partition(" / ")[0],
+    "name of the software": lambda row: row.family.partition("-")[0],
 }
 """What is left out as a whole, and which of it a row is of; empty: it is not left out."""
-NAME = "name of the software"
+BY_TITLE = ("source", "name of the software")
+"""Of which a row says no more than a stranger's would: what its source calls the software."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,49 +337,44 @@ def left_out_table(what: str, held: Sequence[Held]) -> str:
 _MANY = 24  # groups of which each has a line
 
 
-def held_out(near: Tangent, label: Callable[[Measured], str]) -> list[Held]:
-    """Every row that has a label, predicted by a fit to those that have another one."""
-    rows = near.rows
+def held_out(near: Tangent, label: Callable[[Measured], str], by_title: bool = False) -> list[Held]:
+    """Every row that has a label, predicted by a fit to those that have another one; ``by_title``:
+    by what its source calls the software."""
     groups: dict[str, list[int]] = defaultdict(list)
-    for place, row in enumerate(rows):
+    for place, row in enumerate(near.rows):
         if name := label(row):
             groups[name].append(place)
     result = []
     for name, places in groups.items():
-        result += _held(near, places, sorted(set(range(len(rows))) - set(places)), name)
+        others = sorted(set(range(len(near.rows))) - set(places))
+        again = near.fit(others)
+        left, kept = ([near.rows[place] for place in which] for which in (places, others))
+        jobs = _jobs(left, kept, *with_logs(again.logs), by_title)
+        seen = seen_of(kept)
+        machines = generations_of(kept)
+        for row, job, naive in zip(left, jobs, naive_rates(left, kept), strict=True):
+            error = log(row.step_s / step_s(job))
+            off = log(naive / row.samples_per_s) if row.samples_per_s else nan
+            spread = constants_ln(job, again.spread)
+            result.append(Held(row, name, error, off, spread, tuple(strange(job, seen, machines))))
     return result
 
 
-def _held(near: Tangent, mine: Sequence[int], others: Sequence[int], name: str) -> list[Held]:
-    again = near.fit(others)
-    kept = [near.rows[place] for place in others]
-    values = with_logs(borrowed(again, kept))
-    left = [near.rows[place] for place in mine]
-    errors = -log_errors(left, *values)
-    spreads = np.array(list(again.spread.values()))
+def _jobs(
+    rows: Sequence[Measured],
+    kept: Sequence[Measured],
+    reach: Reach,
+    software: Mapping[str, Software],
+    by_title: bool,
+) -> list[Job]:
+    """The rows as jobs; ``by_title``: of one of the systems that the other rows measured."""
+    if not by_title:
+        return [row.under(reach, software) for row in rows]
     seen = seen_of(kept)
-    machines = generations_of(kept)
-    result = []
-    for place, row, error, naive in zip(mine, left, errors, naive_rates(left, kept), strict=True):
-        new = tuple(strange(row.under(*values), seen, machines))
-        spread = float(np.linalg.norm(near.slopes[place] * spreads))
-        off = log(naive / row.samples_per_s) if row.samples_per_s else nan
-        result.append(Held(row, name, float(error), off, spread, new))
-    return result
-
-
-def unnamed(rows: Sequence[Measured]) -> list[Held]:
-    """Every row but those of the stand-in, as if nobody knew the name of its software."""
-    spreads = {name: constant.spread for name, constant in FITTED.items()}
-    hidden = unknown_software("unnamed")
-    result = []
-    for row in rows:
-        job = replace(row.job, software=hidden)
-        error = log(row.step_s / step_s(job))
-        spread = constants_ln(job, spreads)
-        if row.family != hidden.unmeasured:
-            result.append(Held(row, row.family, error, nan, spread, tuple(strange(job))))
-    return result
+    return [
+        guessed(row.title, (row.under(reach, software, name) for name in seen), seen)
+        for row in rows
+    ]
 
 
 @dataclass(frozen=True, slots=True)

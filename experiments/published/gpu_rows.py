@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from experiments.options import Planned
 from experiments.published.descriptions import (
@@ -28,7 +29,7 @@ from persia_sim.presets.catalogue import MACHINES
 from persia_sim.presets.fitted import REACH
 from persia_sim.sharded.plan import Software, Strategy
 from persia_sim.sharded.ranker import Ranker
-from persia_sim.sharded.software import SOFTWARE, unknown_software
+from persia_sim.sharded.software import SOFTWARE, guessed
 from persia_sim.sharded.stages import Job
 
 _SAME = 1.25
@@ -44,8 +45,12 @@ class Measured:
     """The line's id, or its file and number."""
     series: str
     """Lines of one source, software, model, machine and arithmetic: left out together."""
+    title: str
+    """What the source calls the software."""
     family: str
-    """Key of the software's constants; a name that is none has those of eager PyTorch."""
+    """The system whose constants the software has."""
+    told: Mapping[str, Any]
+    """Fields of the software that the line gives."""
     job: Job
     samples_per_s: float | None
     """None where the measured columns are empty."""
@@ -65,15 +70,13 @@ class Measured:
         """Software and model: lines of one share what no constant knows."""
         return f"{self.family} {self.job.ranker.name.partition('_')[0]}"
 
-    def under(self, reach: Reach, software: dict[str, Software]) -> Job:
-        """This job with other constants."""
-        described = self.job.software
-        chosen = replace(
-            software.get(self.family, described),
-            strategy=described.strategy,
-            sparse_gradients=described.sparse_gradients,
-        )
-        return replace(self.job, reach=reach, software=chosen)
+    def under(self, reach: Reach, software: Mapping[str, Software], system: str = "") -> Job:
+        """This job with other constants, or by another system of that name."""
+        own = self.job.software
+        soft = replace(software[system or self.family], **self.told)
+        if not system:
+            soft = replace(soft, name=own.name, unmeasured=own.unmeasured, guess_ln=own.guess_ln)
+        return replace(self.job, reach=reach, software=soft)
 
 
 def measured_of(
@@ -106,18 +109,21 @@ def measured_of(
     return measured, left_out
 
 
-def software_of(line: dict[str, str]) -> Software:
-    """The software that a line names, with the options that change what it does.
-
-    A name that is no preset's is nobody's we know: it has constants of another one, and the widest
-    band.
-    """
+def _systems(line: dict[str, str]) -> list[Software]:
+    """The system that a line names; where the name is no system's, all of them."""
     name = line["software"]
     require(bool(name), "software", "''", f"must name one of {', '.join(SOFTWARE)}, or any other")
-    software = SOFTWARE[name] if name in SOFTWARE else unknown_software(name)
-    strategy = choice(line, "strategy", Strategy, software.strategy)
-    sparse = yes_or_no(line, "sparse_gradients", software.sparse_gradients)
-    return replace(software, strategy=strategy, sparse_gradients=sparse)
+    return [SOFTWARE[name]] if name in SOFTWARE else [*SOFTWARE.values()]
+
+
+def _told(line: dict[str, str]) -> dict[str, Any]:
+    """Options that change what a system does, as far as a line gives them."""
+    told: dict[str, Any] = {}
+    if line.get("strategy"):
+        told["strategy"] = choice(line, "strategy", Strategy, Strategy.PLANNED)
+    if line.get("sparse_gradients"):
+        told["sparse_gradients"] = yes_or_no(line, "sparse_gradients", False)
+    return told
 
 
 @cache
@@ -172,30 +178,41 @@ def _measured(
     # Model, machine and numbers of the line.
     name = line.get("workload", "")
     require(name in rankers, "workload", repr(name), "the workloads file does not describe it")
-    software = software_of(line)
+    told = _told(line)
+    softwares = [replace(software, **told) for software in _systems(line)]
     host = _host(line.get("system", ""), hosts)
     gpus = _gpus(line)
     used = min(host.gpus, int(number(line, "gpus_per_node", gpus)))  # NICs serve only those
     batch = _batch(line, gpus)
     wire_bytes = positive(line, "wire_bytes")
 
-    # The job, and to which series it belongs: what it shares with others.
-    job = Job(
-        ranker=_model(line, rankers[name], gpus, software.strategy),
-        system=System(host=replace(host, gpus=used), gpus=gpus),
-        software=software,
-        reach=REACH,
-        batch=int(batch),
-        precision=choice(line, "precision", Precision, Precision.FP32),
-        wire_bytes=None if wire_bytes is None else int(wire_bytes),
-        reads_files=yes_or_no(line, "reads_files", True),
-    )
-    called = line.get("framework") or software.name
-    facts = (source, called, name, host.name, line.get("precision", ""))
+    # The job by each system that may be meant, and by which of them it is.
+    jobs = [
+        Job(
+            ranker=_model(line, rankers[name], gpus, software.strategy),
+            system=System(host=replace(host, gpus=used), gpus=gpus),
+            software=software,
+            reach=REACH,
+            batch=int(batch),
+            precision=choice(line, "precision", Precision, Precision.FP32),
+            wire_bytes=None if wire_bytes is None else int(wire_bytes),
+            reads_files=yes_or_no(line, "reads_files", True),
+        )
+        for software in softwares
+    ]
+    called = line["software"]
+    job = jobs[0] if called in SOFTWARE else guessed(called, jobs)
+
+    # To which series it belongs: what it shares with others.
+    title = line.get("framework") or called
+    facts = (source, title, name, host.name, line.get("precision", ""))
+    family = job.software.unmeasured or called
     return Measured(
         label=label,
         series=" / ".join(filter(None, facts)),
-        family=software.name,
+        title=title,
+        family=family,
+        told=told,
         job=job,
         samples_per_s=_samples_per_s(line, batch),
     )

@@ -31,8 +31,8 @@ class Options(MeasuredFiles):
     figures, by constants that are fitted to them anew."""
     left_out: bool = False
     """Predict every row by constants of a fit that did not see its software, its machine, both
-    together, its number of nodes, any system of several nodes, and as if the name of its software
-    were unknown; of persia each series and size (some minutes)."""
+    together, its number of nodes, any system of several nodes, its source, and any software of its
+    name, the last two by its title alone; of persia each series and size (some minutes)."""
     fit: bool = False
     """Fit the constants of tables on the GPUs anew, and print what the rows say of each."""
 
@@ -55,10 +55,12 @@ def run(options: Options) -> None:
         print(f"{len(rows)} published steps are predicted{fits}; {options.duration()}")
         return
 
-    # Rows of a software that nobody knows have constants of another one.
-    unknown = Counter(row.family for row in rows if is_unknown(row.job.software))
-    for name, count in unknown.items():
-        print(f"software {name!r} ({count} rows) is unknown: constants of another, widest band")
+    # A software that is no system's name has constants of what its title may mean.
+    unknown = Counter(
+        (row.job.software.name, row.family) for row in rows if is_unknown(row.job.software)
+    )
+    for (name, taken), count in unknown.items():
+        print(f"software {name!r} ({count} rows) is a title: taken for {taken}, with a wider band")
     measured = [row for row in rows if row.samples_per_s]
     if options.fit:
         _fit(measured, options.out)
@@ -176,9 +178,8 @@ def _left_out(rows: Sequence[Measured], out: Path) -> None:
         raise ValueError(f"rows hold {len(rows)} measurements; --left-out needs {_LEAST} or more")
     near = calibration.tangent(rows, np.log([each.value for each in FITTED.values()]))
     lines: list[dict[str, object]] = []
-    for what in (*calibration.LEFT_OUT, calibration.NAME):
-        label = calibration.LEFT_OUT.get(what)
-        held = calibration.held_out(near, label) if label else calibration.unnamed(rows)
+    for what, label in calibration.LEFT_OUT.items():
+        held = calibration.held_out(near, label, what in calibration.BY_TITLE)
         print(calibration.left_out_table(what, held), end="\n\n", flush=True)
         lines += [held_record(what, each) for each in held]
     path = out / "predict_published_left_out.csv"

@@ -303,8 +303,7 @@ def drawn_reach(reach: Reach, draw: Draw, spreads: Mapping[str, float]) -> Reach
         spread = FITTED["reach.activation_passes"].spread
         shares["activation_passes"] = reach.activation_passes / exp(spread * draw[GPUS])
     if LINKS in draw:
-        spread = FITTED["reach.sockets_bytes_per_s"].spread
-        shares["sockets_bytes_per_s"] = reach.sockets_bytes_per_s * exp(spread * draw[LINKS])
+        shares["sockets_bytes_per_s"] = reach.sockets_bytes_per_s * exp(ASSUMED_LN * draw[LINKS])
     return replace(reach, **shares)
 
 

@@ -352,7 +352,10 @@ class Software:
     versions: str = ""
     """Releases that it stands for, from and to."""
     unmeasured: str = ""
-    """Where a name is all that is known of it: whose constants it takes. Its band is the widest."""
+    """Where a title is all that is known of it: the system whose constants it has, in the middle of
+    those that the title may mean."""
+    guess_ln: float = 0.0
+    """Standard deviation of the logarithm of a step among those, in [0, 10]."""
     launch_s: Annotated[float, Usual.LATENCY]
     """Launching one kernel on a core of speed 1, >= 0."""
     replay_s: Annotated[float, Usual.LATENCY] = 0.0
@@ -431,4 +434,5 @@ class Software:
             layer_kernels=many,
             table_kernels=many,
             tuned=(1e-9, 2),
+            guess_ln=(0, 10),
         )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
+from statistics import mean, pstdev
 from typing import Any
 
 from persia_sim.base.rules import counted
@@ -43,7 +44,7 @@ def _software(name: str, source: str, **fields: object) -> Software:
 
 _PLAN = "hot and small tables replicated, threshold of rows assumed"
 _GRAPHS = {"host_time": HostTime.HIDDEN}
-_MLPERF = _GRAPHS | {"replicate_rows": 3e3, "planned_id_bytes": 64.0}
+_MLPERF = _GRAPHS | {"replicate_rows": 3e3, "planned_id_bytes": 64.0, "id_s": 4e-11}
 _TENSORFLOW = {
     "sparse_gradients": True,
     "planned_id_bytes": 2048.0,
@@ -54,7 +55,8 @@ _TENSORFLOW = {
 }
 _ALL = (
     _software(
-        "hugectr", f"HugeCTR as submitted to MLPerf: graphs, layers of fused kernels; {_PLAN}",
+        "hugectr", "HugeCTR as submitted to MLPerf: graphs, layers of fused kernels; cost of an id "
+        f"assumed; {_PLAN}",
         versions="MLPerf 1.0 to 5.1", layer_kernels=4.0, **_MLPERF,
     ),
     _software(
@@ -63,10 +65,9 @@ _ALL = (
         "training_results_v0.7 NVIDIA/benchmarks/dlrm/implementations/hugectr/"
         "mlperf_fp16_dgxa100.json; NVIDIA-Merlin/HugeCTR v2.1_a100_update HugeCTR/src/"
         "network.cu:76, HugeCTR/include/embeddings/localized_slot_sparse_embedding_one_hot.hpp:586"
-        f"; what the host does once is its release 2.2's; {_PLAN}",
+        f"; cost of an id assumed; {_PLAN}",
         versions="MLPerf 0.7", layer_kernels=4.0, layers_replayed=True,
-        **_MLPERF | {"host_time": HostTime.EXPOSED, "id_s": FITTED["hugectr.id_s"].value,
-                     "exposed": FITTED["hugectr.exposed"].value},
+        **_MLPERF | {"host_time": HostTime.EXPOSED},
     ),
     _software(
         "hugectr-2", "HugeCTR 2.2.1, Wide & Deep: slots dealt to GPUs, the wide part in rows; one "
@@ -143,18 +144,22 @@ _ALL = (
 
 SOFTWARE = {software.name: software for software in _ALL}
 """By name."""
-_STAND_IN = "torch"
+_WORD = re.compile("[a-z]+")
 
 
-def unknown_software(name: str) -> Software:
-    """A system of which a name alone is known: constants of eager PyTorch, the widest band."""
-    source = f"nothing is known of {name}: constants of {_STAND_IN}"
-    return replace(SOFTWARE[_STAND_IN], name=name, unmeasured=_STAND_IN, source=source)
+def is_named(title: str, name: str) -> bool:
+    """Whether a title may mean a system: the first word of its name is in it.
+
+    >>> [is_named("PyTorch 1.6", name) for name in ("torch-graphs", "torchrec")]
+    [True, False]
+    """
+    words = _WORD.findall(title.lower().replace("tensorflow", "tf").replace("pytorch", "torch"))
+    return _WORD.findall(name)[0] in words
 
 
 def is_unknown(software: Software) -> bool:
-    """Whether it is an `unknown_software`."""
-    return software.name not in SOFTWARE and software.unmeasured == _STAND_IN
+    """Whether a title is all that is known of it: it was made by `guessed`."""
+    return bool(software.unmeasured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,20 +204,20 @@ class Band:
     """Where nothing is."""
     software: float
     """A system that nobody measured, or dealt the tables out in this way."""
+    title: float
+    """A system of which a title alone is known: beside what those that it may mean differ by."""
     model: float
     """A model unlike those that the system was measured with."""
     machine: float
     """GPUs, or a box of them without NVLinks: how its switches and sockets hang together."""
     nodes: float
     """More of them than the system was measured on."""
-    name: float
-    """Software whose name is none here: how it launches and what it hides is guessed, too."""
 
 
-BAND = Band(known=0.15, software=0.22, model=0.2, machine=0.15, nodes=0.15, name=0.7)
+BAND = Band(known=0.15, software=0.22, title=0.45, model=0.2, machine=0.15, nodes=0.15)
 """Widths for which the bands hold most of what `persia-experiments predict-published --left-out`
-left out, but no more than 95 %: of each software, machine, and software on a machine, and of rows
-without the name of their software."""
+left out, but no more than 95 %: of each software, machine, and software on a machine, and of whole
+sources and software by titles alone."""
 TRACED_LN = 0.18
 """Of a step whose constants come from a trace of the same program on one CPU core: with it the
 bands hold 32 of 36 steps that were predicted before they ran (three programs at other batches,
@@ -247,16 +252,16 @@ def strange(
     ranker = job.ranker
     system = job.system
     traced = soft.traced
-    measured = seen.get(soft.name)
+    measured = seen.get(soft.unmeasured or soft.name)
     if traced is not None:
         measured = Seen(((traced.dense_macs, traced.ids),), 1, copies=True)
-    if is_unknown(soft):
-        return {"name": f"nothing is known of {soft.name}"}
     unmeasured = {}
     copies = soft.strategy is Strategy.DATA_PARALLEL and system.gpus > 1
 
     # The software, or the way in which it deals tables.
-    if measured is None:
+    if is_unknown(soft):
+        unmeasured["title"] = f"{soft.name} is a title: taken for {soft.unmeasured}"
+    elif measured is None:
         unmeasured["software"] = f"no measured step of {soft.name}"
     elif copies and not measured.copies:
         unmeasured["software"] = f"no measured step of {soft.name} with all tables on every GPU"
@@ -287,11 +292,30 @@ def strange(
     return unmeasured
 
 
+def guessed(title: str, jobs: Iterable[Job], seen: Mapping[str, Seen] = SEEN) -> Job:
+    """The job of a system of which a title alone is known: of ``jobs``, one by each system, that
+    whose step is in the middle of those that it may be.
+
+    It may be a system that the title names and that was measured with such a model and tables dealt
+    so; where none is both, one that is either; else any.
+    """
+    told: dict[int, list[Job]] = {0: [], 1: [], 2: []}
+    for job in jobs:
+        is_like = not {"software", "model"} & strange(job, seen).keys()
+        told[is_named(title, job.software.name) + is_like].append(job)
+    near = told[2] or told[1] or told[0]
+    logs = [log(step_s(job)) for job in near]
+    chosen = near[min(range(len(near)), key=lambda k: abs(logs[k] - mean(logs)))]
+    taken = chosen.software
+    soft = replace(taken, name=title, unmeasured=taken.name, guess_ln=pstdev(logs))
+    return replace(chosen, software=soft)
+
+
 def spreads_of(software: Software, spreads: Mapping[str, float]) -> dict[str, float]:
     """Field of a system -> how uncertain the logarithm of its constant is."""
     if software.traced is not None:
         return {}  # its steps say all of it together
-    name = software.name
+    name = software.unmeasured or software.name
     fitted = name if name in SOFTWARE else "torch"  # somebody's own: as wide as one of ours
     by_field: dict[str, float] = {}
     for constant in FITTED:
@@ -302,9 +326,10 @@ def spreads_of(software: Software, spreads: Mapping[str, float]) -> dict[str, fl
 
 
 def constants_ln(job: Job, spreads: Mapping[str, float]) -> float:
-    """Standard deviation of the logarithm of a job's step that its constants leave open."""
+    """Standard deviation of the logarithm of a job's step that its constants leave open, and whose
+    they are."""
     here = log(step_s(job))
-    variance = 0.0
+    variance = job.software.guess_ln**2
     shorter = exp(-_STEP)  # downwards: a share may stand at its limit
     mine = {name.removeprefix("reach."): s for name, s in spreads.items() if name[:6] == "reach."}
     for field, spread in mine.items():

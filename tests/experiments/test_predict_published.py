@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import fields, replace
-from math import exp, log
+from dataclasses import replace
+from math import exp, hypot, log
 from pathlib import Path
+from statistics import mean, pstdev
 
 import pytest
 
@@ -21,7 +22,8 @@ from experiments.published.gpu_rows import Measured, MeasuredFiles, measured_of
 from persia_sim.cluster.machine import System
 from persia_sim.presets.fitted import REACH
 from persia_sim.sharded.plan import Strategy
-from persia_sim.sharded.software import BAND, SEEN, SOFTWARE, band_ln, generation, half_ln
+from persia_sim.sharded.software import BAND, SEEN, SOFTWARE, band_ln, generation
+from persia_sim.sharded.stages import step_s
 
 EXAMPLES = Path(__file__).parent / "examples"
 ARGUMENTS = [
@@ -48,12 +50,14 @@ def test_the_command_predicts_every_row_that_it_understands(tmp_path, capsys, ro
     said = capsys.readouterr().out
     assert "no row has a measurement" in said
     assert "left out: c-1 (rows.csv, line 5): workload is 'unheard'" in said
-    # A software that nobody knows is predicted, with the widest band there is, and said.
+    # A software that is no system's is predicted by the middle of all, as wide as they differ.
+    unheard = jobs["d-1"].software
+    assert unheard.name == "unheard" and unheard.unmeasured in SOFTWARE
     halves = {name: band_ln(jobs[name]) for name in lines}
-    others = {field.name for field in fields(BAND)} - {"known", "name"}
-    wide = half_ln(0.0, others)  # wider than all else that may be new, together
-    assert max(halves, key=halves.__getitem__) == "d-1" and halves["d-1"] > wide
-    assert "software 'unheard' (1 rows) is unknown" in said
+    assert max(halves, key=halves.__getitem__) == "d-1"
+    assert halves["d-1"] > 1.645 * hypot(unheard.guess_ln, BAND.title)
+    said_of_it = f"software 'unheard' (1 rows) is a title: taken for {unheard.unmeasured}"
+    assert said_of_it in said
 
 
 def predicted_of(tmp_path: Path, *changes: dict[str, str]) -> Path:
@@ -169,6 +173,49 @@ def test_a_cell_says_what_its_column_is_called(what, k, tmp_path):
     path = predicted_of(tmp_path, change)
     (row,), left_out = measured_of(path, models, hosts_of(EXAMPLES / "systems.csv"))
     assert seen(row, what) == expected and left_out == []
+
+
+@pytest.mark.parametrize(
+    ("title", "meant"),
+    [
+        ("HugeCTR 26.03", {"hugectr", "hugectr-v07", "hugectr-2", "hugectr-3"}),
+        ("TensorFlow 1 + Horovod", {"tf2", "tf2-plain", "tf2-copies"}),
+        ("PyTorch 2.9", {"torch", "torch-fused", "torch-graphs"}),
+        ("TorchRec 1.2", {"torchrec"}),
+        ("mine", SOFTWARE.keys()),
+    ],
+)
+def test_a_title_means_the_middle_of_the_systems_that_it_names(title, meant, tmp_path):
+    """With a model that none of them was measured with."""
+    models = rankers_of(EXAMPLES / "workloads.csv"), hosts_of(EXAMPLES / "systems.csv")
+    asked = [{"id": "a", "software": title}, *({"id": n, "software": n} for n in meant)]
+    (row, *others), _ = measured_of(predicted_of(tmp_path, *asked), *models)
+    steps = {other.family: log(step_s(other.job)) for other in others}
+    away = {name: abs(each - mean(steps.values())) for name, each in steps.items()}
+    assert row.family == min(away, key=away.__getitem__) and row.job.software.name == title
+    assert log(step_s(row.job)) == steps[row.family], "it has the constants of that one"
+    assert row.job.software.guess_ln == pytest.approx(pstdev(steps.values()))
+    half = 1.645 * hypot(row.job.software.guess_ln, BAND.known, BAND.title, BAND.model)
+    assert band_ln(row.job) >= half
+
+
+@pytest.mark.parametrize(
+    ("title", "workload", "strategy", "meant"),
+    [
+        ("HugeCTR 26.03", "dlrm_v1", "", {"hugectr", "hugectr-v07"}),
+        ("HugeCTR 26.03", "dlrm_dcnv2", "", {"hugectr"}),
+        ("TensorFlow 1", "outbrain_wd", "data_parallel", {"tf2-copies"}),
+        ("PyTorch", "ncf_ml20m", "", {"torch"}),
+    ],
+)
+def test_a_title_means_none_that_was_measured_with_other_models_alone(
+    title, workload, strategy, meant, tmp_path
+):
+    folder = DATA / "gpu"
+    models = rankers_of(folder / "workloads.csv", folder / "workload_tables.csv"), {}
+    cells = {"workload": workload, "system": "dgx-a100-80", "software": title}
+    (row,), _ = measured_of(predicted_of(tmp_path, cells | {"strategy": strategy}), *models)
+    assert row.family in meant
 
 
 def test_nothing_measured_shows_the_predictions(tmp_path, capsys):
