@@ -90,7 +90,7 @@ class BatchPlan(Mapping[str, TablePlan]):
     def elements(self) -> int:
         """Number of values in all rows."""
         _, rows, at = self.spans[-1].tolist()
-        return at + rows * self.dims[-1].item()
+        return int(at + rows * self.dims[-1].item())
 
     def row_sizes(self) -> np.ndarray:
         """int64 [U]: the numbers of each row."""

@@ -178,8 +178,7 @@ class Learner:
         return Gradients(value, dense, vectors, finite)
 
     def _parameters_of(self, model: nn.Module) -> list[nn.Parameter]:
-        """Those of a rank's model, listed once: its modules are walked for as long as a small layer
-        is computed."""
+        """Those of a rank's model, listed once: to walk its modules takes as long as a layer."""
         known = self._parameters.get(model)
         if known is None:
             known = self._parameters[model] = list(model.parameters())

@@ -144,7 +144,7 @@ def plan_tables(
     ids: _Ids,
     offsets: _Offsets,
     table_of_field: _Inverse,
-    tables: Sequence[tuple[int, bool, int, int]],
+    dims: Sequence[int],
     value_mask: int,
     shards: int,
 ) -> tuple[Any, Any, Any, Any, Any, Any, list[bool]]: ...
