@@ -319,7 +319,8 @@ def advised(
         if best.gain.low <= 1:
             between = f"{best.candidate.name} and {rival.candidate.name}"
             return (
-                f"Not decided between {between}: {open_question} Until then {best.candidate.name}."
+                f"Not decided between {between}: {open_question} Until then"
+                f" {_with_gap(best, trained)}."
             )
 
     # What another batch says, where it says something else.
@@ -392,9 +393,7 @@ def _words(gap: Interval) -> str:
 
 def _what_would_tell(rival: Simulated, decision: Decision, trained: Training, options: Any) -> str:
     """What would tell whether a mode that may be better loses more than the tolerance."""
-    gap = trained.gap(rival.cell)
-    name = rival.candidate.name
-    said = name if gap is None else f"{name}, which changes the AUC by {_words(gap)}"
+    said = _with_gap(rival, trained)
     if decision.binds == "seeds" and decision.seeds <= LOOKS[-1]:
         runs = 2 * max(0, decision.seeds - trained.seeds_of(rival.cell))
         wall_s = trained.budget.wall_s(runs, trained.log, trained.plan.samples)
@@ -418,7 +417,14 @@ def _what_would_tell(rival: Simulated, decision: Decision, trained: Training, op
     remedy = "Measure it on the cluster's machines with `persia-runtime profile`."
     if constant.startswith(MODEL):
         remedy = "A few minutes of both modes on the cluster would tell."
-    return f"{said}: the simulator binds, by {constant}. {remedy}"
+    return f"the simulator binds, by {constant}. {remedy}"
+
+
+def _with_gap(one: Simulated, trained: Training) -> str:
+    """A mode by its name, with what is known of its loss."""
+    gap = trained.gap(one.cell)
+    name = one.candidate.name
+    return name if gap is None else f"{name}, which changes the AUC by {_words(gap)}"
 
 
 def _leave_config(options: Any, best: Simulated, trained: Training) -> None:

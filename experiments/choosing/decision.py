@@ -47,9 +47,11 @@ class Decision:
     """What to take, or what keeps anybody from knowing."""
 
     best: str
-    """The mode that is best of those that surely lose no more than the tolerance."""
+    """The mode to take of those that surely lose no more than the tolerance: the best one, or until
+    it is decided the one that is cheapest at the middle of its range."""
     rival: str = ""
-    """A mode that would be better still, of which it is open whether it loses more; else ""."""
+    """A mode that may be better still, by its loss or by what the simulator does not know, while
+    that is open; else ""."""
     binds: str = ""
     """What would decide: seeds, users or simulator; "" where it is decided."""
     seeds: int = 0
@@ -95,28 +97,31 @@ def decide(entries: Sequence[Entry], tolerance: float, comparisons: int) -> Deci
     ``entries``: one for sync, whose gain is 1, and the others, of which those that are not trained
     do not count; ``comparisons``: gaps that were planned. It is undecided where a mode that may or
     may not lose more would be better, and where a mode would be better at the middle of its range
-    and not at its worst end. Of several, the one stands there of which seeds may tell.
+    and not at its worst end. Of several, the one stands there of which seeds may tell. Where no
+    mode is surely cheaper than sync, the one that is cheapest at its middle is taken until then.
     """
     entries = [entry for entry in entries if entry.trained]
     safe = [entry for entry in entries if is_safe(entry, tolerance, comparisons)]
     best = max(safe, key=lambda entry: entry.gain.low)
+    is_sure = best.gain.low > 1
+    until_then = best if is_sure else max(safe, key=lambda entry: entry.gain.value)
 
     # A mode whose loss is open, and which would be better if it were small.
     better = [e for e in entries if e not in safe and e.gain.low > best.gain.low]
     open_ = [e for e in better if not _is_lost(e, tolerance, comparisons)]
     if open_:
         by_gain = sorted(open_, key=lambda entry: -entry.gain.low)
-        each = [_undecided(best, rival, tolerance, comparisons) for rival in by_gain]
+        each = [_undecided(until_then, rival, tolerance, comparisons) for rival in by_gain]
         by_seeds = [one for one in each if 0 < one.seeds <= LOOKS[-1]]
         return (by_seeds or each)[0]
 
     # A mode that is as exact, and of which nobody knows whether it is the cheaper one.
     least = max(1.0, best.gain.value)
     unsure = [e for e in safe if e.gain.value > (1 + TIE) * least and e.gain.low < least]
-    if unsure and best.gain.low <= 1:
-        rival = max(unsure, key=lambda entry: entry.gain.value)
-        constant = rival.gain.inputs[0].name if rival.gain.inputs else ""
-        return Decision(best=best.name, rival=rival.name, binds="simulator", constant=constant)
+    if unsure and not is_sure:
+        inputs = until_then.gain.inputs
+        constant = inputs[0].name if inputs else ""
+        return Decision(best=until_then.name, rival=best.name, binds="simulator", constant=constant)
     return Decision(best=best.name)
 
 

@@ -126,8 +126,22 @@ def test_a_mode_that_is_no_cheaper_than_a_simulation_is_exact_is_not_waited_for(
 
 def test_a_mode_that_is_cheaper_at_the_middle_alone_waits_for_its_constant():
     decision = decide([SYNC, entry("b", 0.0, 0.01, 0.1, 0.9)], TOLERANCE, 1)
-    assert (decision.best, decision.rival) == ("sync", "b")
+    assert (decision.best, decision.rival) == ("b", "sync")
     assert (decision.binds, decision.constant) == ("simulator", "servers")
+
+
+def test_until_it_is_decided_the_mode_is_taken_that_is_cheapest_at_its_middle():
+    """Lookahead is exact; at its worst end it is dearer than sync, and so is nothing decided."""
+    lookahead = Entry(name="lookahead", gain=Range(0.9, 1.2, 1.5))
+    rival = entry("hybrid", 0.0, 1.0, 0.1, 1.1)
+    decision = decide([SYNC, lookahead, rival], TOLERANCE, 1)
+    assert (decision.best, decision.rival, decision.binds) == ("lookahead", "hybrid", "seeds")
+    # What surely loses too much is not taken, however cheap.
+    lost = entry("async", -9.0, 0.01, 0.1, 3.0)
+    assert decide([SYNC, lookahead, rival, lost], TOLERANCE, 2).best == "lookahead"
+    # A mode that is cheaper at its worst end, too, is taken for good, whatever another may be.
+    sure = Entry(name="sure", gain=Range(1.05, 1.1, 1.2))
+    assert decide([SYNC, lookahead, sure, rival], TOLERANCE, 1).best == "sure"
 
 
 @pytest.mark.long
@@ -287,6 +301,18 @@ def test_samples_that_have_no_group_are_not_called_users(schema, who):
     decision = Decision(best="sync", rival="hybrid, tau 2", binds="users", users_times=2.0)
     told = advised(front, decision, trained, None, SimpleNamespace(tolerance=1.0))
     assert f"test {who} bind" in told and "at least 2.0 times as many would tell" in told
+
+
+def test_an_exact_mode_that_may_be_cheaper_is_named_until_the_simulator_knows():
+    front = [
+        as_simulated("sync", Mode.SYNC, 0, 1.0, 9.0),
+        as_simulated("lookahead", Mode.LOOKAHEAD, 0, 1.2, 9.0),
+    ]
+    front[1].gain = Range(0.9, 1.2, 1.5)
+    entries = [Entry(name=one.candidate.label, gain=one.gain) for one in front]
+    told = advised(front, decide(entries, TOLERANCE, 0), as_trained(front, 0.9), None, None)
+    assert told.startswith("Not decided between lookahead and sync: the simulator binds, by")
+    assert told.endswith("Until then lookahead.")
 
 
 def test_what_binds_a_mode_is_told_once_and_names_do_not_run_together():
