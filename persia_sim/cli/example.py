@@ -28,10 +28,12 @@ _WIDTH = 96
 _YOURS = "an example: write where your figures come from"
 _MACHINES_FIRST = """\
 # A cluster of embedding servers: `--cluster cluster.toml`. Write which machines you have, and how
-# many: `persia-sim machines list` has their names, and one that is not among them is a table
-# ([nn.host]) with the keys of system.toml. What stands behind a # follows from these, or has that
-# value unless you give it another. Stages cost what costs.toml says, unless a table [costs] here
-# says otherwise. With base = "gcp-100t" a file starts from a preset, and gives only what differs.
+# many: `persia-sim machines list` has their names. One that is not among them is a table of its
+# own, [nn.host] in place of host, with the keys of system.toml; or it is like one of them
+# (base = "p5.48xlarge") but for what the table gives, as nic_bytes_per_s = 3.125e9 for 25 Gbit/s.
+# What stands behind a # follows from these, or has that value unless you give it another. Stages
+# cost what costs.toml says, unless a table [costs] here says otherwise. With base = "gcp-100t" the
+# whole file starts from a preset, and gives only what differs.
 
 """
 

@@ -151,7 +151,7 @@ class Cluster:
     """Data loader processes, >= 1; they run beside the other roles, on no hosts of their own. Left
     out: eight a rank."""
     link: Link = IN_ONE_ZONE
-    """The network between any two hosts."""
+    """The network between any two hosts; how fast a NIC is stands at its machine."""
     source: str
     """Where the counts come from."""
 

@@ -59,17 +59,27 @@ def record_of(kind: type[Record], given: Any, where: str, base: Record | None = 
         raise ValueError(f"{where} must be a table, got {shown(given)}")
     whole: Any = kind
 
+    # A machine may be one of the catalogue with other figures.
+    owner = f"{where}." if where else ""
+    if kind in _NAMED and "base" in given:
+        given = dict(given)
+        name = given.pop("base")
+        if not isinstance(name, str):
+            raise ValueError(f"{owner}base must be a name, got {shown(name)}")
+        base = record_of(kind, name, f"{owner}base")
+
     # A table: no key that the dataclass does not have.
     types = field_types(whole)
-    owner = f"{where}." if where else ""
     unknown = sorted(set(given) - set(types))
     if unknown:
         raise ValueError(f"{owner}{unknown[0]} is unknown: {nearest(unknown[0], types)}")
 
     # Each field: as given, as in the base, as follows from those given, or its default.
     values: dict[str, Any] = {}
-    for name in (field.name for field in dataclasses.fields(whole)):
-        start = None if base is None else getattr(base, name)
+    for field in dataclasses.fields(whole):
+        name = field.name
+        start = field.default if base is None else getattr(base, name)
+        start = start if base is not None or dataclasses.is_dataclass(start) else None
         if name in given:
             values[name] = _value(types[name], given[name], owner + name, start)
         elif base is not None:

@@ -19,7 +19,7 @@ from persia_sim.base.command_line import texts_of
 from persia_sim.base.vocabulary import Mode
 from persia_sim.cli import SimulateOptions
 from persia_sim.cli.example import write_examples
-from persia_sim.cluster.cluster import Cluster, Link, Role
+from persia_sim.cluster.cluster import IN_ONE_ZONE, Cluster, Link, Role
 from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.incidents import SlowDown
 from persia_sim.cluster.machine import Gpu, Host, Precision
@@ -204,9 +204,28 @@ def test_a_part_may_be_a_presets_name(tmp_path):
     assert read_cluster(path)[0].servers.host == MACHINES["c2-standard-30"]
 
 
+def test_a_machine_may_start_from_one_of_the_catalogue_and_a_network_from_the_usual_one(tmp_path):
+    path = written(
+        tmp_path,
+        '[nn]\nhosts = 2\n[nn.host]\nbase = "p5.48xlarge"\nnic_bytes_per_s = 3.125e9\n'
+        '[embedding_workers]\nhost = "c2-standard-30"\nhosts = 1\n'
+        '[servers]\nhost = "c2-standard-30"\nhosts = 1\n[link]\nstream_bytes_per_s = 1e9\n',
+    )
+    cluster, _ = read_cluster(path)
+    known = MACHINES["p5.48xlarge"]
+    changed = {"name": "p5.48xlarge, edited", "usd_per_hour": 0.0, "nic_bytes_per_s": 3.125e9}
+    assert cluster.nn.host == replace(known, **changed, source="a file, from p5.48xlarge")
+    assert cluster.link == replace(IN_ONE_ZONE, stream_bytes_per_s=1e9)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (
+            '[nn.host]\nbase = "p5.48xlarg"',
+            "nn.host.base is 'p5.48xlarg', a machine that is not in",
+        ),
+        ("[nn.host]\nbase = 5", "nn.host.base must be a name, got 5"),
         ("rankz = 3", "rankz is unknown: did you mean ranks?"),
         (
             "[servers]\nhosts = 0",
