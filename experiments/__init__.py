@@ -64,9 +64,10 @@ def which_mode(
     ``data``: the log's schema, as ``"clicks.toml"``; ``cluster``: a file or a preset. ``config``,
     ``set``: options of training, as of `sweep`'s command. ``minutes``: that all of it may take;
     ``tolerance``: thousandths of AUC that a mode may lose. ``more``: other options of the command
-    `which-mode`, by name. Returns a row a mode: ``samples_per_s`` and
-    ``usd_per_billion_samples``, each with its ``_low`` and ``_high``, ``rows_late``, ``gap`` and
-    ``gap_half_width_95`` among its columns. Raises ValueError for what cannot be asked.
+    `which-mode` by their names, as ``scale=1000`` or ``hosts="given"``. Returns a row a mode:
+    ``samples_per_s`` and ``usd_per_billion_samples``, each with its ``_low`` and ``_high``,
+    ``rows_late``, ``gap`` and ``gap_half_width_95`` among its columns. Raises ValueError for what
+    cannot be asked.
     """
     import pandas as pd  # late: with torch they take seconds
 

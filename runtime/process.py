@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from types import ModuleType
+from typing import Any
 
 SPINS = "10000"
 """Long enough for the pauses inside a step, short enough to leave the core to the embedding kernels
@@ -45,14 +47,32 @@ def enter_process() -> None:
         native.flush_denormals(True)
 
 
+class _Fork(ForkServerProcess):
+    """A process that does not run the main module again, as Python's own does: that may be a
+    script which asks for a sweep without `if __name__ == "__main__"`."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # a module without a file
+        try:
+            return ForkServerProcess._Popen(process_obj)
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _Forks(ForkServerContext):
+    Process = _Fork
+
+
 def fork_server(modules: Sequence[str] | None = None) -> ForkServerContext:
     """Start a process that imports these modules once, and of which others are cheap forks; gives
-    what starts them.
+    what starts them. What they do must lie in a module, not in the script that was started.
 
     A Ctrl-C at the whole group is not for it, also while it imports: SIGINT is blocked in it and,
     until `unblock_interrupts`, in what it forks. It ends with the last process that knows it.
     """
-    context = multiprocessing.get_context("forkserver")
+    context = _Forks()
     if modules is not None:
         context.set_forkserver_preload(list(modules))
     resource_tracker.ensure_running()  # first: it would unblock what is blocked
