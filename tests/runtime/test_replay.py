@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from persia_sim.base.trace import Kind, Trace
+from persia_sim.base.trace import ALL, Kind, Trace
 from persia_sim.base.vocabulary import Mode
 from runtime.config import ModelConfig
 from runtime.run.session import train
@@ -107,6 +107,17 @@ def test_replay_refuses_a_mean_of_weights_that_were_not_read(left_out):
     ]  # fmt: skip
     with pytest.raises(ValueError, match="take in the mean of round 0 before the weights of every"):
         run(chosen, SOURCE, order=events)
+
+
+def test_replay_of_an_order_without_some_pushes_names_the_first_step_that_lacks_one():
+    left_out = {(1, 3), (0, 4), (0, 6)}
+    events = [
+        event._replace(version=ALL) for event in run(CHOSEN, SOURCE).trace
+        if not (event.kind == Kind.PUSH and (event.rank, event.step) in left_out)
+    ]  # fmt: skip
+    told = "ends with 3 batches not pushed, first rank 1, step 3; it is cut short"
+    with pytest.raises(ValueError, match=told):
+        run(CHOSEN, SOURCE, order=events)
 
 
 def test_replay_notices_a_lookup_that_was_moved_before_a_push():
