@@ -351,7 +351,8 @@ def _health(
         elif float(np.std(predictions[:, k])) < 1e-6:
             result.append(
                 f"{name}: all predictions are equal; the model has learned nothing:"
-                " is a learning rate 0, or does the MLP end in dead ReLUs?"
+                " is a learning rate 0, is a numeric column without `log` far from 1,"
+                " or does the MLP end in dead ReLUs?"
             )
         elif abs(figures.auc - 0.5) < 0.01:
             result.append(
