@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
-from statistics import mean, pstdev
+from statistics import median, pstdev
 from typing import Any
 
 from persia_sim.base.rules import counted
@@ -203,9 +203,8 @@ class Band:
     known: float
     """Where nothing is."""
     software: float
-    """A system that nobody measured, or dealt the tables out in this way."""
-    title: float
-    """A system of which a title alone is known: beside what those that it may mean differ by."""
+    """A system that nobody measured, or dealt the tables out in this way, or of which a title alone
+    is known: that beside what those that it may mean differ by."""
     model: float
     """A model unlike those that the system was measured with."""
     machine: float
@@ -214,7 +213,7 @@ class Band:
     """More of them than the system was measured on."""
 
 
-BAND = Band(known=0.15, software=0.22, title=0.45, model=0.2, machine=0.15, nodes=0.15)
+BAND = Band(known=0.15, software=0.22, model=0.2, machine=0.15, nodes=0.15)
 """Widths for which the bands hold most of what `persia-experiments predict-published --left-out`
 left out, but no more than 95 %: of each software, machine, and software on a machine, and of whole
 sources and software by titles alone."""
@@ -260,7 +259,7 @@ def strange(
 
     # The software, or the way in which it deals tables.
     if is_unknown(soft):
-        unmeasured["title"] = f"{soft.name} is a title: taken for {soft.unmeasured}"
+        unmeasured["software"] = f"{soft.name} is a title: taken for {soft.unmeasured}"
     elif measured is None:
         unmeasured["software"] = f"no measured step of {soft.name}"
     elif copies and not measured.copies:
@@ -296,16 +295,14 @@ def guessed(title: str, jobs: Iterable[Job], seen: Mapping[str, Seen] = SEEN) ->
     """The job of a system of which a title alone is known: of ``jobs``, one by each system, that
     whose step is in the middle of those that it may be.
 
-    It may be a system that the title names and that was measured with such a model and tables dealt
-    so; where none is both, one that is either; else any.
+    It may be any that was measured with such a model and tables dealt so, if there is one; those
+    that the title names count twice. Left-out steps were nearer so than where it may be these only.
     """
-    told: dict[int, list[Job]] = {0: [], 1: [], 2: []}
-    for job in jobs:
-        is_like = not {"software", "model"} & strange(job, seen).keys()
-        told[is_named(title, job.software.name) + is_like].append(job)
-    near = told[2] or told[1] or told[0]
-    logs = [log(step_s(job)) for job in near]
-    chosen = near[min(range(len(near)), key=lambda k: abs(logs[k] - mean(logs)))]
+    jobs = list(jobs)
+    may_be = [job for job in jobs if not {"software", "model"} & strange(job, seen).keys()] or jobs
+    may_be += [job for job in may_be if is_named(title, job.software.name)]
+    logs = [log(step_s(job)) for job in may_be]
+    chosen = may_be[min(range(len(logs)), key=lambda k: abs(logs[k] - median(logs)))]
     taken = chosen.software
     soft = replace(taken, name=title, unmeasured=taken.name, guess_ln=pstdev(logs))
     return replace(chosen, software=soft)

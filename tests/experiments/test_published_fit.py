@@ -115,8 +115,8 @@ def test_by_its_title_a_row_left_out_is_of_what_the_others_measured(rows):
         return row.series if row in away else ""
 
     for known, by_title in zip(held_out(near, label), held_out(near, label, True), strict=True):
-        assert (known.error, known.spread) == (by_title.error, by_title.spread)
-        assert known.strange == () and by_title.strange == ("title",)
+        assert known.error == by_title.error and known.spread < by_title.spread
+        assert known.strange == () and by_title.strange == ("software",)
     alone = tangent([*away, *tf2], START)
     for held in held_out(alone, label, True):
         job = held.row.under(*with_logs(START), "tf2")
@@ -224,8 +224,8 @@ stored_errors = pytest.mark.skipif(
 @pytest.mark.parametrize(
     ("what", "median", "p90"),
     [("software", 0.12, 0.60), ("machine", 0.14, 0.45), ("software on a machine", 0.12, 0.60),
-     ("nodes", 0.15, 0.40), ("network", 0.20, 0.50), ("source", 0.22, 2.5),
-     ("name of the software", 0.20, 2.5)],
+     ("nodes", 0.15, 0.40), ("network", 0.20, 0.50), ("source", 0.20, 2.0),
+     ("name of the software", 0.20, 2.0)],
 )  # fmt: skip
 def test_the_bands_hold_nine_in_ten_of_what_was_left_out(what, median, p90):
     """In every table of the stored errors, one point a line: 85 to 95 % of the bands hold (of a few
