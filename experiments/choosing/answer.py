@@ -281,6 +281,11 @@ def notes(trained: Training, front: Sequence[Simulated], dropped: Sequence[str])
             f" and dense weights); the first {share:.1f} % of the updates are less late than"
             f" {latest.late}"
         )
+    if any(trained.seeds_of(cell) == LOOKS[0] for cell in plan.cells):
+        lines.append(
+            f"{LOOKS[0]} seeds are a first look, no result: how far they lie apart is hardly known,"
+            " and a ± is wide"
+        )
     lines.append(
         f"time and $ to {TARGET:g} of sync's climb from an AUC of 0.5, an update"
         " here taking as long as one of the cluster"
@@ -315,7 +320,7 @@ def advised(
     open_question = ""
     if decision.binds:
         rival = by_name[decision.rival]
-        open_question = _what_would_tell(rival, decision, trained, options)
+        open_question = _what_would_tell(best, rival, decision, trained, options)
         if best.gain.low <= 1:
             between = f"{best.candidate.name} and {rival.candidate.name}"
             return (
@@ -388,24 +393,29 @@ def _differs(first: Interval, second: Interval, tolerance: float) -> bool:
 
 
 def _words(gap: Interval) -> str:
-    return f"{1e3 * gap.mean:+.1f} ± {1e3 * gap.half_width:.1f} thousandths"
+    width = 1e3 * gap.half_width
+    return f"{1e3 * gap.mean:+.1f} ± {width:.1f} thousandths ({counted(gap.n, 'seed')})"
 
 
-def _what_would_tell(rival: Simulated, decision: Decision, trained: Training, options: Any) -> str:
+def _what_would_tell(
+    best: Simulated, rival: Simulated, decision: Decision, trained: Training, options: Any
+) -> str:
     """What would tell whether a mode that may be better loses more than the tolerance."""
     said = _with_gap(rival, trained)
-    if decision.binds == "seeds" and decision.seeds <= LOOKS[-1]:
-        runs = 2 * max(0, decision.seeds - trained.seeds_of(rival.cell))
-        wall_s = trained.budget.wall_s(runs, trained.log, trained.plan.samples)
-        return (
-            f"{said}: seeds bind. {decision.seeds} would tell, about {waiting(wall_s)} more"
-            " (--minutes)."
-        )
     if decision.binds == "seeds":
-        return (
-            f"{said}: seeds bind, and more than {LOOKS[-1]} are not trained. {decision.seeds} would"
-            " tell, or a longer log, or a larger --tolerance."
+        needed = (
+            f"{said}: seeds bind. By an estimate from {trained.seeds_of(rival.cell)}, about"
+            f" {decision.seeds} would be needed"
         )
+        if decision.seeds > LOOKS[-1]:
+            return (
+                f"{needed}, and at most {LOOKS[-1]} are trained. A longer log may tell, or a larger"
+                " --tolerance."
+            )
+        look = next(look for look in LOOKS if look >= decision.seeds)
+        late = [one.cell for one in (best, rival) if not one.cell.is_exact]
+        wall_s = trained.wall_s(trained.missing(trained.points(late, look)))
+        return f"{needed}; {look} take about {waiting(wall_s)} more (--minutes)."
     if decision.binds == "users":
         users = "users" if trained.log.facts.schema.get("group") else "samples"
         return (

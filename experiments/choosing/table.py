@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.choosing.batch import EXACT, Cell, Plan, samples_for
+from experiments.choosing.decision import LOOKS
 from experiments.choosing.speeds import Simulated
 from experiments.gaps import curve_records
 from experiments.line_search import first_task
@@ -97,7 +98,7 @@ def why_empty(cell: Cell, trained: Training) -> str:
         return f"needs {samples_for(cell):,} samples"
     if cell in plan.no_time:
         most = max(samples_for(cell), plan.samples)
-        return f"needs {waiting(trained.budget.wall_s(2, trained.log, most))} more"
+        return f"needs {waiting(trained.wall_s(2, most))} more"
     return ""
 
 
@@ -165,7 +166,7 @@ def columns_of(plan: Plan, options: Any) -> dict[str, Column]:
         f"$ to {share:g}": lambda row: _number(row["usd_to_target"]),
     }
     if options.shuffled:
-        columns["gap shuffled [1e-3]"] = _shuffled_cell
+        columns[f"gap shuffled, {LOOKS[0]} seeds [1e-3]"] = _shuffled_cell
     return columns
 
 
@@ -199,7 +200,7 @@ def _gap_cell(row: Mapping[str, Any]) -> str:
         return "-"
     dense = f"/{row['dense_late']}" if row["dense_late"] else ""
     gap = f"{1e3 * row['gap']:+.1f} ± {1e3 * row['gap_half_width_95']:.1f}"
-    return f"{gap} at {row['rows_late']}{dense}"
+    return f"{gap} at {row['rows_late']}{dense}, {row['seeds']} seeds"
 
 
 def _shuffled_cell(row: Mapping[str, Any]) -> str:

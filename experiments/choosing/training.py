@@ -78,10 +78,6 @@ class Budget:
         """Seconds that are left."""
         return self.total_s - (time.monotonic() - self.began_s)
 
-    def holds(self, runs: int, log: Log, samples: int) -> bool:
-        """Whether so many runs end in time."""
-        return self.wall_s(runs, log, samples) <= self.left_s
-
     def wall_s(self, runs: int, log: Log, samples: int) -> float:
         """Seconds that so many runs take, as many at a time as may."""
         return math.ceil(runs / self.jobs) * log.run_s(samples)
@@ -145,6 +141,8 @@ class Training:
     budget: Budget
     rates: Mapping[Cell, Rates] = field(default_factory=dict)
     """Learning rates that a search has chosen; others are as given."""
+    times_planned: float = 1.0
+    """Seconds that runs of this call took, over those of the plan."""
 
     def lines(self, batch: int, shuffled: bool = False) -> dict[Cell, Line]:
         """Sync and every cell of the plan, on its window, at a batch."""
@@ -167,7 +165,22 @@ class Training:
     ) -> None:
         """Train sync and cells, as far as it is not done."""
         points = self.points(cells, seeds, batch, shuffled)
+        missing = self.missing(points)
+        began_s = time.monotonic()
         run_points(points, self.options.out, self.options.jobs, self.plan.samples)
+        if missing and batch is None:  # a larger batch is faster
+            planned_s = self.budget.wall_s(missing, self.log, self.plan.samples)
+            self.times_planned = (time.monotonic() - began_s) / planned_s
+
+    def missing(self, points: Iterable[Point]) -> int:
+        """Those that are not done."""
+        return sum(not point.is_done(self.options.out) for point in points)
+
+    def wall_s(self, runs: int, samples: int | None = None) -> float:
+        """Seconds that so many runs take, as slow as those of this call were; ``samples``: None for
+        those of the plan."""
+        planned_s = self.budget.wall_s(runs, self.log, samples or self.plan.samples)
+        return self.times_planned * planned_s
 
     def points(
         self, cells: Iterable[Cell], seeds: int, batch: int | None = None, shuffled: bool = False
@@ -229,8 +242,7 @@ class Training:
             late = [cell for cell in between if not cell.is_exact]
             now = self.seeds_of(by_name[decision.rival])
             look = next(look for look in LOOKS if look > now)
-            runs = (look - now) * (1 + len(late))
-            if not self.budget.holds(runs + 4, self.log, self.plan.samples):
+            if self.wall_s(self.missing(self.points(late, look)) + 4) > self.budget.left_s:
                 return decision
             self.train(late, look)
 
@@ -249,7 +261,7 @@ class Training:
         of_cluster = int(front[0].row["batch"])
         if cell.is_exact or self.plan.batch >= of_cluster or batch > self.plan.samples // 2:
             return None
-        if not self.budget.holds(4, self.log, self.plan.samples) and not self.gap(cell, batch):
+        if self.wall_s(4) > self.budget.left_s and not self.gap(cell, batch):
             return None
         self.train([cell], LOOKS[0], batch)
         gap = self.gap(cell, batch)

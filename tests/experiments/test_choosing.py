@@ -15,7 +15,6 @@ import pytest
 from scipy import stats
 
 import experiments
-from experiments.choosing.answer import advised, notes
 from experiments.choosing.batch import Cell, batch_for, planned, samples_for
 from experiments.choosing.decision import Decision, Entry, bounds_of, decide
 from experiments.choosing.speeds import candidates
@@ -241,88 +240,6 @@ def test_rows_that_no_number_of_servers_holds_are_refused_by_their_largest_table
     for keep in (False, True):
         with pytest.raises(ValueError, match=r"memory per server.*largest table, large, has 2\.5e"):
             candidates(cluster, str(tmp_path / "huge.toml"), "f32-adagrad", keep_hosts=keep)
-
-
-# The advice.
-
-
-def as_simulated(name: str, mode: Mode, late: int, gain: float, usd_per_hour: float):
-    point = SimpleNamespace(mode=mode, cluster="h100-host")
-    return SimpleNamespace(
-        candidate=SimpleNamespace(label=name, name=name, point=point),
-        row={"binds": "window", "workers": 4, "servers": 3},
-        gain=Range(gain, gain, gain),
-        cell=Cell(rows_late=late, dense_late=0),
-        usd_per_hour=usd_per_hour,
-    )
-
-
-def as_trained(front, entropy: float):
-    """Nothing but sync: the budget held no other cell."""
-    plan = SimpleNamespace(too_late=(front[1].cell,), no_time=())
-    return SimpleNamespace(
-        score_of_sync=lambda name: entropy, gap=lambda cell: None, plan=plan, log=None
-    )
-
-
-@pytest.mark.parametrize(("usd_per_hour", "word"), [(9.0, "cheap"), (math.nan, "fast")])
-def test_sync_is_not_advised_over_a_mode_that_gains_more_and_was_not_trained(usd_per_hour, word):
-    front = [
-        as_simulated("sync", Mode.SYNC, 0, 1.0, usd_per_hour),
-        as_simulated("hybrid, tau 2", Mode.HYBRID, 2, 2.5, usd_per_hour),
-    ]
-    told = advised(front, Decision(best="sync"), as_trained(front, 0.9), None, None)
-    assert told.startswith(
-        f"Not decided between sync and hybrid, tau 2, which may be 2.5 times as {word}"
-    )
-    assert f"needs {samples_for(front[1].cell):,} samples" in told
-    front[1] = as_simulated("hybrid, tau 2", Mode.HYBRID, 2, 1.0, usd_per_hour)
-    told = advised(front, Decision(best="sync"), as_trained(front, 0.9), None, None)
-    assert told.startswith("Take sync") and f"surely {word}er" in told
-
-
-def test_of_a_model_that_has_learned_nothing_nothing_is_advised():
-    front = [
-        as_simulated("sync", Mode.SYNC, 0, 1.0, 9.0),
-        as_simulated("hybrid, tau 2", Mode.HYBRID, 2, 2.5, 9.0),
-    ]
-    told = advised(front, Decision(best="sync"), as_trained(front, 1.017), None, None)
-    assert told.startswith("Not decided: sync itself has not learned") and "1.017" in told
-
-
-@pytest.mark.parametrize(("schema", "who"), [({"group": "user"}, "users"), ({}, "samples")])
-def test_samples_that_have_no_group_are_not_called_users(schema, who):
-    front = [
-        as_simulated("sync", Mode.SYNC, 0, 1.0, 9.0),
-        as_simulated("hybrid, tau 2", Mode.HYBRID, 2, 2.5, 9.0),
-    ]
-    trained = as_trained(front, 0.9)
-    trained.log = SimpleNamespace(facts=SimpleNamespace(schema=schema))
-    decision = Decision(best="sync", rival="hybrid, tau 2", binds="users", users_times=2.0)
-    told = advised(front, decision, trained, None, SimpleNamespace(tolerance=1.0))
-    assert f"test {who} bind" in told and "at least 2.0 times as many would tell" in told
-
-
-def test_an_exact_mode_that_may_be_cheaper_is_named_until_the_simulator_knows():
-    front = [
-        as_simulated("sync", Mode.SYNC, 0, 1.0, 9.0),
-        as_simulated("lookahead", Mode.LOOKAHEAD, 0, 1.2, 9.0),
-    ]
-    front[1].gain = Range(0.9, 1.2, 1.5)
-    entries = [Entry(name=one.candidate.label, gain=one.gain) for one in front]
-    told = advised(front, decide(entries, TOLERANCE, 0), as_trained(front, 0.9), None, None)
-    assert told.startswith("Not decided between lookahead and sync: the simulator binds, by")
-    assert told.endswith("Until then lookahead.")
-
-
-def test_what_binds_a_mode_is_told_once_and_names_do_not_run_together():
-    front = [as_simulated("async, tau 2", Mode.ASYNC, 20, 3.0, 9.0)] * 2
-    log, plan = SimpleNamespace(samples=9), SimpleNamespace(cells=(), samples=9)
-    told = notes(
-        SimpleNamespace(log=log, plan=plan), front, ["lookahead, cheapest", "lookahead, fastest"]
-    )
-    assert told[0] == "the simulated rate is bound by: window in async, tau 2"
-    assert told[1].endswith("as little late: lookahead, cheapest; lookahead, fastest")
 
 
 # The whole command.
