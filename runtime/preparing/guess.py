@@ -39,6 +39,7 @@ from runtime.data.table import TableFile
 from runtime.preparing.guessed_column import (
     ABSENT,
     AFTERWARDS,
+    MOST_OF_A_TIME,
     NUMBER,
     GuessedColumn,
     is_day,
@@ -94,8 +95,7 @@ def guessed(path: Path, delimiter: str | None = None) -> str:
     for place, column in enumerate(columns):
         if words := column.words_for_none:
             absent += [word for word in words if word not in absent]
-            texts = table[column.name]
-            columns[place] = looked_at(column.name, texts, False, (*ABSENT, *words))
+            columns[place] = looked_at(column.name, table[column.name], False, (*ABSENT, *words))
 
     # RecBole's atomic files say their types, and which tables lie beside.
     joins: list[str] = []
@@ -229,9 +229,8 @@ def _file(path: Path, delimiter: str | None, form: Format | None) -> TableFile:
     if delimiter is None and _is_criteo(header_names(path, "\t", quotes=False)):
         file.delimiter = "\t"
     names = file.column_names()
-    if delimiter is None and len(names) == 1:
-        seen = (mark for mark in _OTHER_DELIMITERS if len(names[0].split(mark)) > 1)
-        file.delimiter = next(seen, ",") if "::" not in names[0] else ","
+    if delimiter is None and len(names) == 1 and "::" not in names[0]:
+        file.delimiter = next((mark for mark in _OTHER_DELIMITERS if mark in names[0]), ",")
         names = file.column_names()
     numbers = [name for name in names if re.fullmatch(NUMBER, name)]
     if _is_criteo(names):
@@ -444,8 +443,8 @@ def _keys(file: TableFile, column: GuessedColumn) -> tuple[np.ndarray, np.ndarra
             pieces[-1] = pieces[-1][~np.isnat(pieces[-1])]
             continue
         numbers = [None if text in ABSENT else read_number(text) for text in texts]
-        is_known = np.array([*(n is not None and n == n for n in numbers), False])
-        parsed = np.array([*(n or 0 for n in numbers), 0], dtype)
+        is_known = np.array([*(n is not None and abs(n) < MOST_OF_A_TIME for n in numbers), False])
+        parsed = np.where(is_known, np.array([*numbers, None], object), 0).astype(dtype)
         pieces.append(parsed[which][is_known[which]])
     return np.unique(np.concatenate(pieces), return_counts=True)
 

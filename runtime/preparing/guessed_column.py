@@ -20,6 +20,8 @@ LIST_SHARE = 0.2
 """Share of the values that hold a separator where a column is a list of ids."""
 FEW_IDS = 1000
 """Whole numbers of fewer different values pass for ids, of more for numbers."""
+MOST_OF_A_TIME = 2**63
+"""No clock counts so far: larger numbers are none of a time."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)
 _ZONE = re.compile(r"\d\d:\d\d.*?(Z|[+-]\d\d:?\d\d)$", re.ASCII)
 NUMBER = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d+)?", re.ASCII)
@@ -181,8 +183,10 @@ def looked_at(
     values = known.drop_duplicates()
     numbers = len(values) > 0 and bool(values.str.fullmatch(NUMBER).all())
     whole = numbers and bool(values.str.fullmatch(_WHOLE).all())
-    of_rows = known.astype(float) if numbers and len(values) > 1 else None
-    rises = of_rows is not None and bool(of_rows.is_monotonic_increasing)
+    rises = False
+    if numbers and len(values) > 1:
+        of_rows = known.astype(float)
+        rises = bool(of_rows.is_monotonic_increasing and of_rows.abs().max() < MOST_OF_A_TIME)
     return GuessedColumn(
         name, values, 1 - len(known) / len(texts), numbers, whole, is_single, rises
     )

@@ -277,6 +277,13 @@ def test_the_split_is_of_all_rows_where_only_the_first_are_looked_at(
     assert schema.split.column == "day"
 
 
+def test_a_number_that_no_clock_counts_is_no_time_of_a_row(tmp_path, monkeypatch):
+    """Behind the rows that are looked at; the others split as before."""
+    monkeypatch.setattr("runtime.preparing.guess.ROWS", 40)
+    table = clicks(time=[*map(str, range(1, 60)), str(10**25)])
+    assert written(tmp_path, table).split.threshold == 48
+
+
 def test_one_day_with_most_rows_leaves_both_parts_some(tmp_path):
     table = pd.DataFrame({"day": ["2026-03-01"] * 95 + ["2026-03-02"] * 5, "user": "u1",
                           "clicked": [k % 2 for k in range(100)]})  # fmt: skip

@@ -20,6 +20,7 @@ MIXED = [int(k) for k in np.random.default_rng(3).permutation(60)]
         ("birth_year", [1950 + k for k in MIXED]),
         ("watch_time_s", [k / 10 for k in MIXED]),
         ("weekday", [k % 7 for k in ROWS]),
+        ("time", [str(10**25 + k) for k in ROWS]),
     ],
 )
 def test_a_number_that_only_sounds_like_a_time_is_a_column(tmp_path, name, values):
