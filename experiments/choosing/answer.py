@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +154,13 @@ def _workload_of(options: Any, log: Log) -> str:
     """The name of the workload's file: what the user gives, or what is counted in log and model."""
     if options.workload is not None:
         return str(options.workload)
-    counted_ = derive_workload(
+    derived = partial(
+        derive_workload,
         log.config,
-        scale=options.scale,
         batch_per_rank=options.batch_per_rank,
         dense_flops=options.dense_flops,
     )
+    counted_ = derived(scale=options.scale)
     path = options.out / "workload.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
@@ -167,6 +169,11 @@ def _workload_of(options: Any, log: Log) -> str:
         f"workload: {counted_.rows:,.0f} rows, {counted_.dense_params:,.0f} dense weights,"
         f" {counted_.batch_per_rank:,} samples of a GPU in a step; {path}"
     )
+    if options.scale > 1 and counted_.rows < 1.01 * derived(scale=1).rows:
+        print(
+            f"--scale {options.scale:g} adds no rows: the ids of the log no longer grow with its"
+            " samples"
+        )
     return str(path)
 
 

@@ -15,17 +15,20 @@ import pytest
 from scipy import stats
 
 import experiments
+from experiments.choosing.answer import _workload_of
 from experiments.choosing.batch import Cell, batch_for, planned, samples_for
 from experiments.choosing.decision import Decision, Entry, bounds_of, decide
-from experiments.choosing.speeds import candidates
+from experiments.choosing.speeds import TAUS, candidates
 from experiments.choosing.table import columns_of
 from experiments.statistics import Interval
 from experiments.studies import which_mode_oracle as oracle
 from persia_sim.base.files import read_document
 from persia_sim.base.vocabulary import Mode
-from persia_sim.bounds.closed_form import answer
+from persia_sim.bounds.closed_form import answer, cycles
+from persia_sim.cluster.demand import demand
 from persia_sim.report import sweep
 from persia_sim.report.ranges import Input, Range
+from runtime.config import DataConfig, TrainConfig
 from runtime.config.training_file import predicted_in, read_config
 from tests.experiments.raw_runs import read_csv
 
@@ -330,6 +333,25 @@ def test_a_log_whose_label_has_no_auc_is_refused_before_anything_is_simulated(
         )
 
 
+@pytest.mark.parametrize(("items", "is_told"), [(5, True), (100_000, False)])
+def test_a_scale_that_adds_no_rows_says_so(items, is_told, tmp_path, capsys):
+    """Where each item has been met many times there are no others to come."""
+    random = np.random.default_rng(0)
+    clicks = [f"{k},{i % 2}" for i, k in enumerate(random.integers(0, items, 4_000))]
+    (tmp_path / "log.csv").write_text("\n".join(["item,click", *clicks]) + "\n")
+    (tmp_path / "log.toml").write_text(
+        'name = "log"\nfile = "log.csv"\nlabels = ["click"]\n'
+        'split = { test_fraction = 0.2 }\ncolumns = ["item"]\n'
+    )
+    config = replace(TrainConfig(), data=DataConfig(name=str(tmp_path / "log.toml")))
+    options = SimpleNamespace(
+        workload=None, scale=1000.0, batch_per_rank=64, dense_flops=1e3, out=tmp_path
+    )
+    _workload_of(options, SimpleNamespace(config=config))
+    said = "--scale 1000 adds no rows: the ids of the log no longer grow with its samples"
+    assert (said in capsys.readouterr().out) == is_told
+
+
 @pytest.mark.long
 def test_rates_are_searched_and_each_field_is_late_and_fresh_in_turn(tmp_path, capsys):
     """All of it says before how many runs it wants; the searched rates are those of the runs."""
@@ -355,6 +377,19 @@ def test_each_column_of_the_stored_answer_is_one_of_today_and_is_explained():
     section = guide[guide.index("## Reading the answer") : guide.index("## Reproduce")]
     explained = ", ".join(re.findall(r"^\| ([^|]+) \|", section, flags=re.M))
     assert [name for name in columns if name.partition(" at ")[0] not in explained] == []
+
+
+def test_each_wait_that_may_bind_a_rate_is_explained():
+    guide = (EXAMPLES.parent / "docs" / "guides.md").read_text()
+    section = guide[guide.index("## Reading the answer") : guide.index("## Reproduce")]
+    files = str(EXAMPLES / "cluster.toml"), str(EXAMPLES / "workload.toml")
+    waits = set()
+    for mode, taus in TAUS.items():
+        point = sweep.Point(cluster=files[0], workload=files[1], mode=mode, tau=taus[0])
+        scenario = sweep.scenario_of(point, 1)
+        waits |= set(cycles(scenario, demand(scenario)))
+    assert {"window", "training loop", "refresh"} <= waits
+    assert [name for name in sorted(waits) if f"`{name}`" not in section] == []
 
 
 # What is true of a decision.
