@@ -109,6 +109,14 @@ def test_replay_refuses_a_mean_of_weights_that_were_not_read(left_out):
         run(chosen, SOURCE, order=events)
 
 
+def test_replay_refuses_a_batch_that_is_read_after_its_last_push():
+    chosen = config(mode=Mode.LOOKAHEAD, ranks=2)
+    events = [event._replace(version=ALL) for event in run(chosen, SOURCE).trace]
+    last = next(event for event in events if event.kind == Kind.REFRESH and event.step == 3)
+    with pytest.raises(ValueError, match="rank 0, step 3 behind its last push"):
+        run(chosen, SOURCE, order=[*events, last])
+
+
 def test_replay_of_an_order_without_some_pushes_names_the_first_step_that_lacks_one():
     left_out = {(1, 3), (0, 4), (0, 6)}
     events = [
