@@ -290,8 +290,8 @@ def notes(trained: Training, front: Sequence[Simulated], dropped: Sequence[str])
         )
     if any(trained.seeds_of(cell) == LOOKS[0] for cell in plan.cells):
         lines.append(
-            f"{LOOKS[0]} seeds are a first look, no result: how far they lie apart is hardly known,"
-            " and a ± is wide"
+            f"{LOOKS[0]} seeds are a first look, no result: how far seeds lie apart is hardly known"
+            " from them"
         )
     lines.append(
         f"time and $ to {TARGET:g} of sync's climb from an AUC of 0.5, an update"
