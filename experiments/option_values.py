@@ -23,7 +23,7 @@ from runtime.config.training_file import PREDICTED
 from runtime.models.imported import refuse_code_named_in
 
 OF_THE_STUDY = {
-    "seed": "the study pairs its own seeds",
+    "seed": "the study pairs its own seeds, in a sweep as many as --seeds says",
     "engine.executor": "a study has the executor constant_lag",
     "engine.trace": "a study has the executor constant_lag",
 }

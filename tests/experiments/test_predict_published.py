@@ -277,7 +277,8 @@ def test_a_file_without_a_line_that_can_be_predicted_is_a_sentence(tmp_path, cap
 
 
 def test_the_nearest_series_is_never_the_rows_own(rows):
-    measured = [replace(row, samples_per_s=1000.0 * k) for k, row in enumerate(rows, 1)]
+    named = rows[:3]  # the last is of software that nobody knows, and like what stands for it
+    measured = [replace(row, samples_per_s=1000.0 * k) for k, row in enumerate(named, 1)]
     assert nearest(measured[0], measured) is measured[2]
     assert nearest(measured[0], measured[:2]) is None
     # A GPU of the third did 3,000 samples a second; the first has eight.
