@@ -21,6 +21,7 @@ _STAGES = {
     "scatter": "sums the gradients of each row",
     "update": "Adagrad on each row: record, values, state",
     "step": "all of these",
+    "idle": "what the cores had nothing to do, within them",
 }
 
 
@@ -34,7 +35,8 @@ def roofline_table() -> str:
             stage,
             words,
             *(
-                f"{float(row['measured_ms']):.1f} ({float(row['share']):.2f})"
+                f"{float(row['measured_ms']):.1f}"
+                + (f" ({float(row['share']):.2f})" if float(row["share"]) else "")
                 for row in (took[stage, workload] for workload in workloads)
             ),
         ]

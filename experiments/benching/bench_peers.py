@@ -342,9 +342,7 @@ class _Candidates:
             return self._semi_sync()
 
         # Everybody else: one plain loop around their embedding layer, so that nothing else differs.
-        loop = partial(
-            wide.plain_loop, self._components(precision=precision), self._source, skip=WARM_UP_STEPS
-        )
+        loop = self._loop(precision)
         if name == CEILING:
             blank = torch.zeros(options.batch, wide.FIELDS * shape.dim, device=options.device)
             return loop(lambda _: blank.detach())
@@ -359,6 +357,11 @@ class _Candidates:
         make = dict(zip((*PEERS, *MERGED), makers, strict=True))[name]
         look, step_rows = make(self._numbers(), shape.rows, shape.dim)
         return loop(look, step_rows=step_rows)
+
+    def _loop(self, precision: Precision) -> Callable[..., Callable[[], float]]:
+        """`wide.plain_loop` around the network that all have, but for its rows."""
+        components = self._components(precision=precision)
+        return partial(wide.plain_loop, components, self._source, skip=WARM_UP_STEPS)
 
     @cache  # noqa: B019 (as many as workloads)
     def _numbers(self) -> list[np.ndarray]:
@@ -406,7 +409,6 @@ class _Candidates:
         """Each stage's records, and the text about them."""
         options = self._options
         shape = self._shape
-        dense = self.make(CEILING, "float32")
         return roofline.measure(
             name,
             self._source,
@@ -415,7 +417,8 @@ class _Candidates:
             shape.hidden,
             shape.rows,
             options.threads,
-            dense,
+            self._loop("float32"),
+            WARM_UP_STEPS,
             options.rounds,
             options.most_foreign_cores,
         )

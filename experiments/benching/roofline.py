@@ -3,7 +3,8 @@
 For each stage: the floating-point operations that it must do, the bytes that it must stream, and
 the cache lines that it must fetch from random places. Each is divided by the rate of this machine,
 which is measured beside the stages; the longest of the three binds. All stages share the cores, so
-none hides another one: the bound of the step is the sum.
+none hides another one: the bound of the step is the sum. Stages are timed in steps that go on, as
+in a run: alone in a loop one finds in the caches what the network drives out of them.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import cycle, pairwise
+from itertools import count, cycle, pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from experiments.tables import Column, table
 
 LINE_BYTES = 64
 DENSE = "network"
+IDLE = "idle"
+"""Of a step: what its cores had nothing to do, as if one after the other."""
 STREAMED_FLOATS = 1 << 24
 """Floats of an array that no cache holds."""
 REPEATS = 7
@@ -172,45 +175,79 @@ def _best_s(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def stage_candidates(
-    source: wide.WideWorkload, store: Any, dim: int, threads: int, dense: Callable[[], float]
-) -> dict[str, Callable[[], float]]:
-    """By stage, what measures its milliseconds for a batch; ``dense``: samples/s of the network."""
-    from runtime.embedding.batch_rows import FieldVectors
-    from runtime.embedding.native.extension import native
-    from runtime.embedding.native.plan import Pooling
+class StepsByStage:
+    """Steps of a plain loop around our rows, of which each stage is timed where it happens."""
 
-    # Handles that are read already, so that each stage can be called alone, batch after batch.
-    native.set_threads(threads)
-    samples = source.batches[0].size
-    pooling = Pooling(source.layout.fields, {name: dim for name in store.tables})
-    handles = [store.begin(0, k, batch) for k, batch in enumerate(source.batches)]
-    for handle in handles:
-        store.servers[0].read(handle)
-    gradient = np.full((samples, wide.FIELDS * dim), 1e-3, np.float32)
-    gradients = FieldVectors(gradient, {}, {})
-    rows = [pooling.backward(h.batch, h.plans, gradients) for h in handles]
-    turn = cycle(range(len(handles)))
+    def __init__(
+        self,
+        source: wide.WideWorkload,
+        store: Any,
+        dim: int,
+        threads: int,
+        loop: Callable[..., Callable[[], float]],
+        skip: int,
+    ) -> None:
+        """``loop``: `wide.plain_loop` but for its rows; ``skip``: its first steps are not timed."""
+        from runtime.embedding.native.plan import Pooling
 
-    def timed(work: Callable[[int], object]) -> float:
-        native.set_threads(threads)
-        work(next(turn))  # threads start
-        began = time.perf_counter()
-        for _ in handles:
-            work(next(turn))
-        return 1e3 * (time.perf_counter() - began) / len(handles)
+        self._source = source
+        self._store = store
+        self._threads = threads
+        self._skip = skip
+        self._pooling = Pooling(source.layout.fields, {name: dim for name in store.tables})
+        self._steps = count()
+        self._began: list[tuple[float, float]] = []  # seconds on the clock, and of all cores
+        self._spans: dict[str, list[float]] = {}
+        self._measure = loop(self._look, step_rows=self._step_rows)
+        self.windows: list[dict[str, float]] = []
+        """Of each window the milliseconds of a step, by stage, and the cores' idle ones."""
 
-    stages: dict[str, Callable[[int], object]] = {
-        "merge": lambda k: store.begin(0, k, source.batches[k]),
-        "lookup": lambda k: store.servers[0].read(handles[k]),
-        "pool": lambda k: pooling.forward(handles[k].batch, handles[k].plans, handles[k].values),
-        "scatter": lambda k: pooling.backward(handles[k].batch, handles[k].plans, gradients),
-        "update": lambda k: store.servers[0].apply([(handles[k], rows[k])]),
-    }
-    measures: dict[str, Callable[[], float]] = {
-        stage: partial(timed, work) for stage, work in stages.items()
-    }
-    return measures | {DENSE: lambda: 1e3 * samples / dense()}
+    def window(self) -> float:
+        """Milliseconds of a step of one window, with all that is between its stages."""
+        from runtime.embedding.native.extension import native
+
+        native.set_threads(self._threads)
+        self._began.clear()
+        self._spans = {stage: [] for stage in ("merge", "lookup", "pool", "scatter", "update")}
+        self._measure()
+        ended_s, ended_cpu_s = time.perf_counter(), time.process_time()
+        began_s, began_cpu_s = self._began[self._skip]
+        steps = len(self._began) - self._skip
+        step_ms = 1e3 * (ended_s - began_s) / steps
+        took = {s: 1e3 * sum(spans[self._skip :]) / steps for s, spans in self._spans.items()}
+        cores_ms = 1e3 * (ended_cpu_s - began_cpu_s) / steps / self._threads
+        took |= {DENSE: step_ms - sum(took.values()), IDLE: max(0.0, step_ms - cores_ms)}
+        self.windows.append(took)
+        return step_ms
+
+    def _timed(self, stage: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        began_s = time.perf_counter()
+        result = work(*arguments)
+        self._spans[stage].append(time.perf_counter() - began_s)
+        return result
+
+    def _look(self, number: int) -> Any:
+        """The pooled vectors of a batch, for the network."""
+        import torch
+
+        self._began.append((time.perf_counter(), time.process_time()))
+        batch = self._source.batches[number]
+        step = next(self._steps)
+        self._handle = self._timed("merge", self._store.begin, 0, step, batch)
+        self._timed("lookup", self._store.servers[0].read, self._handle)
+        about = self._handle.batch, self._handle.plans
+        vectors = self._timed("pool", self._pooling.forward, *about, self._handle.values)
+        self._pooled = torch.from_numpy(vectors.pooled).requires_grad_()
+        return self._pooled
+
+    def _step_rows(self) -> None:
+        """The update of the rows by the gradients that the network has left."""
+        from runtime.embedding.batch_rows import FieldVectors
+
+        gradients = FieldVectors(self._pooled.grad.numpy(), {}, {})
+        about = self._handle.batch, self._handle.plans
+        rows = self._timed("scatter", self._pooling.backward, *about, gradients)
+        self._timed("update", self._store.servers[0].apply, [(self._handle, rows)])
 
 
 def batch_of(source: wide.WideWorkload, store: Any, dim: int, hidden: Sequence[int]) -> BatchSizes:
@@ -248,18 +285,13 @@ def rows_of_table(
             }
         )
 
-    # Stages come one after the other.
+    # Stages come one after the other; what is idle lies within them.
     whole = {key: sum(r[key] for r in records) for key in (*_KINDS, "bound_ms", "measured_ms")}
-    records.append(
-        {
-            "workload": workload,
-            "stage": "step",
-            **whole,
-            "binds": "",
-            "share": whole["bound_ms"] / whole["measured_ms"],
-            "quiet": "",
-        }
-    )
+    step = {"stage": "step", **whole, "share": whole["bound_ms"] / whole["measured_ms"]}
+    idle = dict.fromkeys((*_KINDS, "bound_ms", "share"), 0.0)
+    idle |= {"stage": IDLE, "measured_ms": summarize(windows, IDLE).median}
+    for record in (step, idle):
+        records.append({"workload": workload, "binds": "", "quiet": "", **record})
     return records
 
 
@@ -287,7 +319,7 @@ def report(
     # What is left to gain: rows at their bounds, and the stages that are furthest from theirs.
     of_rows_ms = whole["bound_ms"] - dense["bound_ms"]
     most = dense["measured_ms"] / (dense["measured_ms"] + of_rows_ms)
-    furthest = sorted(records[:-1], key=lambda r: r["bound_ms"] - r["measured_ms"])[:2]
+    furthest = sorted(records[:-2], key=lambda r: r["bound_ms"] - r["measured_ms"])[:2]
     names = " and ".join(
         f"{r['stage']} ({r['measured_ms'] - r['bound_ms']:.2f} ms above)" for r in furthest
     )
@@ -311,15 +343,26 @@ def measure(
     hidden: Sequence[int],
     rows: int,
     threads: int,
-    dense: Callable[[], float],
+    loop: Callable[..., Callable[[], float]],
+    skip: int,
     rounds: int,
     most_foreign_cores: float,
 ) -> tuple[list[dict[str, Any]], str]:
-    """Records of the CSV, and the text."""
+    """Records of the CSV, and the text; ``loop`` and ``skip``: as `StepsByStage`."""
     batch = batch_of(source, store, dim, hidden)
     rates = measured_rates(threads, rows, batch)
-    candidates = stage_candidates(source, store, dim, threads, dense)
-    windows = interleave(candidates, rounds, most_foreign_cores, workload, warm_up=True)
+    steps = StepsByStage(source, store, dim, threads, loop, skip)
+
+    # A window has all stages; one that was measured again counts for its round.
+    windows: list[Window] = []
+
+    def keep(window: Window) -> None:
+        took = steps.windows[-1]
+        windows.extend(replace(window, name=stage, value=ms) for stage, ms in took.items())
+
+    interleave(
+        {"step": steps.window}, rounds, most_foreign_cores, workload, warm_up=True, on_window=keep
+    )
     records = rows_of_table(workload, batch, rates, windows)
     rates_of = {f"{kind}_per_s": getattr(rates, kind) for kind in _KINDS}
     return [r | rates_of for r in records], report(workload, rates, records, threads)

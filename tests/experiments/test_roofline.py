@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
-from experiments.benching import bench_peers, roofline, windows
+from experiments.benching import bench_peers, roofline, wide, windows
 from experiments.benching.roofline import BatchSizes, MachineRates, Work, rows_of_table, works
 from experiments.benching.windows import Window
+from runtime.embedding.batch_rows import FieldVectors
+from runtime.embedding.config import RowOptimizer, TableConfig
+from runtime.embedding.native.plan import Pooling
 from tests.experiments.raw_runs import read_csv
 from tests.experiments.test_benching import SMALL, Quiet, printed
 
@@ -55,11 +59,13 @@ def test_the_step_is_the_sum_of_its_stages_and_the_two_furthest_are_named():
         "network": 100.0,
         "scatter": 5.0,
         "update": 4.0,
+        "idle": 7.0,
     }
     windows_of = [Window(r, name, ms, 0.0, True) for r in range(3) for name, ms in took.items()]
     records = rows_of_table("wide", BATCH, rates, windows_of)
-    *stages, step = records
-    assert [r["stage"] for r in stages] == list(took) and step["stage"] == "step"
+    *stages, step, idle = records
+    assert [r["stage"] for r in records] == [*list(took)[:-1], "step", "idle"]
+    assert idle["measured_ms"] == 7.0
     lookup = stages[1]
     assert (lookup["binds"], lookup["bound_ms"]) == ("lines", pytest.approx(3.0))
     assert lookup["share"] == pytest.approx(0.5)
@@ -83,13 +89,46 @@ def test_a_tiny_roofline_writes_what_it_prints(tmp_path, monkeypatch):
         out=tmp_path,
     ))  # fmt: skip
     rows = read_csv(tmp_path / "bench_peers_roofline.csv")
-    stages = ["merge", "lookup", "pool", "network", "scatter", "update", "step"]
+    stages = ["merge", "lookup", "pool", "network", "scatter", "update", "step", "idle"]
     assert [r["stage"] for r in rows] == stages
-    assert all(float(r["measured_ms"]) > 0 and float(r["bound_ms"]) > 0 for r in rows)
+    assert all(float(r["measured_ms"]) > 0 and float(r["bound_ms"]) > 0 for r in rows[:-1])
+    step_ms, idle_ms = (float(r["measured_ms"]) for r in rows[-2:])
+    assert 0 <= idle_ms < step_ms
     assert float(rows[0]["lines_per_s"]) > 0
     for row in rows:
         line = next(line for line in told[0].splitlines() if line.startswith(row["stage"]))
         assert f"{float(row['measured_ms']):.2f}" in line
+
+
+def test_stages_timed_in_a_step_train_as_the_store_does():
+    """Rows after two windows are those of as many steps by hand, and the stages fill the step."""
+    source = wide.wide_workload(batch=8, rows=260, batches=2)
+    config = TableConfig(dim=2, optimizer=RowOptimizer(kind="sgd", lr=1.0))
+    made, by_hand = (wide.full_store(source.layout, config, wide.wide_ids(260)) for _ in range(2))
+
+    def loop(look, *, step_rows):
+        def measure() -> float:
+            for number in (0, 1, 0):
+                look(number).sum().backward()
+                step_rows()
+            return 0.0
+
+        return measure
+
+    steps = roofline.StepsByStage(source, made, 2, 1, loop, skip=1)
+    step_ms = [steps.window() for _ in range(2)]
+    pooling = Pooling(source.layout.fields, {"rows": 2})
+    ones = FieldVectors(np.ones((8, wide.FIELDS * 2), np.float32), {}, {})
+    for step, number in enumerate((0, 1, 0, 0, 1, 0)):
+        handle = by_hand.begin(0, step, source.batches[number])
+        by_hand.servers[0].read(handle)
+        rows = pooling.backward(handle.batch, handle.plans, ones)
+        by_hand.servers[0].apply([(handle, rows)])
+    for one, other in zip(made.export()["rows"], by_hand.export()["rows"], strict=True):
+        np.testing.assert_array_equal(one, other)
+    for took, whole_ms in zip(steps.windows, step_ms, strict=True):
+        assert sum(took.values()) - took["idle"] == pytest.approx(whole_ms)
+        assert 0 < took["update"] < whole_ms and 0 <= took["idle"] < whole_ms
 
 
 def test_a_roofline_of_a_gpu_is_refused():
