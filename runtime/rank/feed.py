@@ -406,9 +406,9 @@ class Feed:
         # Take it out; where samples are asked for by name, those of later steps are asked for now.
         with self._changed:
             self._changed.notify_all()
-            if (batch := self._untaken.pop((rank, step), None)) is None:
+            if (untaken := self._untaken.pop((rank, step), None)) is None:
                 raise ValueError(f"the order has rank {rank}, step {step} behind its last push")
-            own, first, step_samples = batch
+            own, first, step_samples = untaken
             begins = self._lacks(self._promised + self._ahead // 2 - 1) and not self._reads_ahead
             self._reads_ahead |= begins
         if begins:
