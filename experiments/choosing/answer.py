@@ -352,8 +352,8 @@ def advised(
         open_question = f"what {name} changes the AUC by: {why}."
         if best.candidate.point.mode is REFERENCE:
             return (
-                f"Not decided between {best.candidate.name} and {name}, which may be"
-                f" {untrained.gain.value:.1f} times as {_cheap(untrained)}: open is"
+                f"Not decided between {best.candidate.name} and {name}, which is"
+                f" {untrained.gain:.1f} times as {_cheap(untrained)}: open is"
                 f" {open_question} Until then {best.candidate.name}."
             )
 
