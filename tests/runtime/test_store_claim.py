@@ -48,6 +48,30 @@ def put(store: Store, claim: Claim) -> None:
     store.write(CLAIM, json.dumps(dataclasses.asdict(claim)).encode())
 
 
+def test_a_claim_that_two_write_at_once_is_that_of_one(tmp_path):
+    """Once the end of a longer one was left behind a shorter one."""
+    stores = [Store(f"file://{tmp_path}") for _ in range(2)]
+    claims = [OTHERS, dataclasses.replace(OTHERS, host="elsewhere" * 2_000)]
+    contents = [json.dumps(dataclasses.asdict(claim)).encode() for claim in claims]
+    put(stores[0], OTHERS)
+    is_over = threading.Event()
+
+    def write(store: Store, claim: Claim) -> None:
+        while not is_over.is_set():
+            put(store, claim)
+
+    threads = [
+        threading.Thread(target=write, args=each) for each in zip(stores, claims, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    seen = [Store(f"file://{tmp_path}").read(CLAIM, 1 << 20) for _ in range(300)]
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert set(seen) <= set(contents)
+
+
 @contextmanager
 def renewed(store: Store, claim: Claim = OTHERS) -> Iterator[None]:
     """Somebody's claim, renewed again and again."""
