@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,7 +38,7 @@ from runtime.data.formats import (
     libsvm_seen,
 )
 from runtime.data.parquet import parquet_batches, parquet_file
-from runtime.data.rows import RecordBatch, Rows, key_texts
+from runtime.data.rows import Rows, key_texts
 from runtime.data.schema import Join, Schema, is_parquet
 from runtime.data.source import Part
 
@@ -44,6 +46,8 @@ ROWS_PER_BATCH = 65_536
 """Rows of one parquet record batch: some 10 MB of ids for 40 columns."""
 CSV_BLOCK_BYTES = 4 << 20
 """Bytes of one CSV block; no line may be longer."""
+LONGEST_BLOCK_S = 10.0
+"""How long a file's end waits for a block that is still read ahead."""
 _COLUMN = re.compile(r"CSV column #(\d+)")
 _WRONG_COLUMNS = re.compile(r"Row #(\d+): (Expected .*)")
 
@@ -170,17 +174,19 @@ class TableFile:
         first = 1
 
         counts: list[int] = []
+        lent = _Lent()
 
         def on_broken(line: Any) -> str:
             self._broken.append(line.number - lines_before)
             counts.append(line.actual_columns)
             return "skip"
 
+        reader = None
         try:
             with _warned_once():
                 # Every value stays a text: the schema says what it means, not pyarrow's guess.
                 reader = arrow_csv.open_csv(
-                    self._bytes(len(all_names)),
+                    self._bytes(len(all_names), lent),
                     read_options=arrow_csv.ReadOptions(
                         use_threads=False,
                         block_size=CSV_BLOCK_BYTES,
@@ -190,7 +196,7 @@ class TableFile:
                     parse_options=arrow_csv.ParseOptions(
                         delimiter=self.delimiter,
                         quote_char='"' if self.quotes else False,
-                        invalid_row_handler=on_broken if self.skip_bad_rows else None,
+                        invalid_row_handler=lent.to(on_broken) if self.skip_bad_rows else None,
                         newlines_in_values=self.line_breaks,
                     ),
                     convert_options=arrow_csv.ConvertOptions(
@@ -201,7 +207,10 @@ class TableFile:
                 )
 
             # Row numbers as an editor counts them, for whoever is told of a bad one.
-            while (batch := _next(reader)) is not None:
+            while True:
+                with _warned_once():
+                    if (batch := next(reader, None)) is None:
+                        break
                 if batch.num_rows:
                     numbers = self._numbers(first, batch.num_rows)
                     first = int(numbers[-1]) + 1
@@ -209,6 +218,9 @@ class TableFile:
                     yield Rows(table=batch, numbers=numbers, path=self.path)
         except (pa.ArrowException, OSError) as error:
             raise self._text_error(error, first, lines_before) from error
+        finally:
+            reader = None
+            lent.wait()
         self._last = ENDLESS
         if first == 1 and counts:
             raise self._other_columns(len(all_names), counts)
@@ -224,7 +236,7 @@ class TableFile:
             f" {names} name every column?"
         )
 
-    def _bytes(self, columns: int) -> Any:
+    def _bytes(self, columns: int, lent: _Lent) -> Any:
         """The file, unpacked; without line breaks in values, each line by itself."""
         import pyarrow as pa
 
@@ -233,7 +245,8 @@ class TableFile:
             return stream
         skipped = self.open_quotes if self.skip_bad_rows else None
         lines = OpenQuotes(self.path, self.delimiter, columns, header=header, skipped=skipped)
-        return pa.lib.TransformInputStream(stream, lambda block: lines(block, CSV_BLOCK_BYTES))
+        unpacked = lent.to(lambda block: lines(block, CSV_BLOCK_BYTES))
+        return pa.lib.TransformInputStream(stream, unpacked)
 
     def _numbers(self, first: int, count: int) -> np.ndarray:
         """Numbers of the next ``count`` good lines, from line ``first`` on."""
@@ -271,6 +284,29 @@ class TableFile:
         )
 
 
+class _Lent:
+    """Functions that pyarrow's own threads call while they read ahead, until all are given back.
+
+    A reader that ends or is left lets go of them in such a thread, a little later. The process
+    aborts ("terminate called without an active exception") where Python has ended by then.
+    """
+
+    def __init__(self) -> None:
+        self._back: list[threading.Event] = []
+
+    def to(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function as pyarrow may hold it; nobody else may."""
+        lent, back = partial(function), threading.Event()
+        weakref.finalize(lent, back.set).atexit = False
+        self._back.append(back)
+        return lent
+
+    def wait(self) -> None:
+        """Wait for the last block that is read ahead, but not for a disk that stands still."""
+        for back in self._back:
+            back.wait(LONGEST_BLOCK_S)
+
+
 @contextmanager
 def _warned_once() -> Iterator[None]:
     """Hide what pyarrow prints of a broken line that is no UTF-8: it fails to tell our handler, and
@@ -286,11 +322,6 @@ def _warned_once() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = usual
-
-
-def _next(reader: Any) -> RecordBatch | None:
-    with _warned_once():
-        return next(reader, None)
 
 
 def _with_nulls(rows: Rows, names: Sequence[str]) -> Rows:

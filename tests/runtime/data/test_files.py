@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -290,3 +292,27 @@ def test_a_file_streams_in_memory_far_below_its_size(tmp_path, monkeypatch):
         held_bytes = sum(a.nbytes for a in (batch.ids, batch.offsets, batch.dense, batch.labels))
         peak_bytes = max(peak_bytes, held_bytes + pa.total_allocated_bytes() - before_bytes)
     assert peak_bytes < path.stat().st_size / 2
+
+
+def test_a_file_that_is_left_while_a_thread_reads_ahead_does_not_abort_the_process(tmp_path):
+    """pyarrow's thread that lets go of a function of Python when Python has ended aborts all."""
+    path = tmp_path / "clicks.csv"
+    path.write_text("user\n" + "1234567\n" * 64)
+    script = f"""
+import sys, time
+from pathlib import Path
+from runtime.data import table
+
+class Slow(table.OpenQuotes):
+    def __call__(self, *arguments):
+        time.sleep(0.3)
+        return super().__call__(*arguments)
+
+table.OpenQuotes, table.CSV_BLOCK_BYTES = Slow, 64
+rows = table.TableFile(path=Path({str(path)!r}), delimiter=",", skip_bad_rows=True).stream(["user"])
+next(rows)
+rows.close()
+sys.exit(3)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (3, "")
