@@ -274,7 +274,8 @@ class OnGpus:
         changed: dict[str, Any] = {}
         for name, spread in spreads.items():
             faster = exp(spread * draw.get(LAUNCHING if name in _LAUNCHED else self._tables, 0.0))
-            changed[name] = getattr(soft, name) / faster
+            value = getattr(soft, name)
+            changed[name] = value * faster if name == "tuned" else value / faster
         changed = {n: min(1.0, x) if n == "exposed" else x for n, x in changed.items()}
         reach = drawn_reach(self.job.reach, draw, {})
         return replace(self.job, software=replace(soft, **changed), reach=reach)

@@ -221,8 +221,11 @@ def test_a_sample_costs_least_on_the_cheapest_hosts(mode):
     assert usd(found) == pytest.approx(min(map(usd, every)))
 
 
-def test_more_is_never_slower_by_the_draws_of_an_input():
+@pytest.mark.parametrize("software", ["", *SOFTWARE])
+def test_more_is_never_slower_by_the_draws_of_an_input(software):
     side = OnServers(scenario=scenario(Mode.SYNC))
+    if software:
+        side = OnGpus(job=job_of(scenario(), SOFTWARE[software]), samples_per_s=1.0)
     for name in side.inputs:
         rates = [side.bound({name: z}) for z in (-2.0, -END, 0.0, END, 2.0)]
         assert all(a <= b * (1 + 1e-12) for a, b in pairwise(rates)), name
