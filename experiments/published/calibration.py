@@ -9,7 +9,7 @@ wide as its start is not identified, and the table says so.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, nan, sqrt
 
@@ -129,13 +129,11 @@ def search(
     constants: Mapping[str, Constant],
     *,
     first: np.ndarray | None = None,
-    held: Collection[str] = (),
 ) -> Fit:
     """Find constants: least squares of errors, robust (soft L1), and of the distances of logarithms
     from their starts, plain.
 
-    ``errors(logs)`` are those of the points, over their noise. ``first`` is where to begin, and the
-    ``held`` constants stay there.
+    ``errors(logs)`` are those of the points, over their noise. ``first`` is where to begin.
     """
     from scipy.optimize import least_squares  # late: a second to import
 
@@ -144,17 +142,10 @@ def search(
     widths = np.array([each.width for each in constants.values()])
     most = np.array([0.0 if each.is_share else 30.0 for each in constants.values()])
     logs = np.minimum(start if first is None else first, most)
-    free = np.array([name not in held for name in constants])
-
-    # The solver sees the free logarithms alone.
-    def at(x: np.ndarray) -> np.ndarray:
-        whole = logs.copy()
-        whole[free] = x
-        return whole
 
     # Errors of the points, robust; distances from the starts, plain: they are the prior.
     def residuals(x: np.ndarray) -> np.ndarray:
-        return np.concatenate([errors(at(x)), (x - start[free]) / widths[free]])
+        return np.concatenate([errors(x), (x - start) / widths])
 
     def robust(squares: np.ndarray) -> np.ndarray:
         root = np.sqrt(1 + squares)
@@ -164,9 +155,9 @@ def search(
 
     # Slopes by differences.
     def slopes(x: np.ndarray) -> np.ndarray:
-        result, here = np.zeros((points, len(logs))), errors(at(x))
-        for k in np.flatnonzero(free):
-            moved = at(x)
+        result, here = np.zeros((points, len(logs))), errors(x)
+        for k in range(len(logs)):
+            moved = x.copy()
             moved[k] -= _STEP  # downwards: a share may stand at its limit
             result[:, k] = (here - errors(moved)) / _STEP
         return result
@@ -174,16 +165,16 @@ def search(
     # The best logarithms, and how sharply the data say so.
     solution = least_squares(
         residuals,
-        logs[free],
+        logs,
         loss=robust,
         max_nfev=_ROUNDS,
         ftol=1e-5,
-        bounds=(np.full(free.sum(), -np.inf), most[free]),
-        jac=lambda x: np.vstack([slopes(x)[:, free], np.diag(1 / widths[free])]),
+        bounds=(np.full(len(logs), -np.inf), most),
+        jac=lambda x: np.vstack([slopes(x), np.diag(1 / widths)]),
     )
     jacobian = slopes(solution.x)
-    data = jacobian.T @ (((1.0 + errors(at(solution.x)) ** 2) ** -0.5)[:, None] * jacobian)
-    return Fit(constants, at(solution.x), float(solution.cost), data)
+    data = jacobian.T @ (((1.0 + errors(solution.x) ** 2) ** -0.5)[:, None] * jacobian)
+    return Fit(constants, solution.x, float(solution.cost), data)
 
 
 def fit(rows: Sequence[Measured], first: np.ndarray | None = None) -> Fit:

@@ -8,11 +8,11 @@ where no NIC binds. The presets take what is found here (`persia_sim/presets/cos
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import exp, hypot, log, pi, sqrt
+from math import exp, hypot, log
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from experiments.published.rivals import GPU_CV, RIVALS, refitted, samples_per_s
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer
 from persia_sim.cluster.cluster import Cluster
-from persia_sim.cluster.costs import Costs, Law
+from persia_sim.cluster.costs import Costs
 from persia_sim.cluster.demand import demand
 from persia_sim.cluster.incidents import Purpose, lognormal_factors, stream
 from persia_sim.cluster.scenario import Noise, Scenario
@@ -110,10 +110,6 @@ def scenario_of(
     )
 
 
-Edit = Callable[[str, Costs], Costs]
-"""What a hypothesis changes in the costs of a cluster."""
-
-
 def may_be(point: PublishedRate, fit: Fit, batches: Mapping[str, int], predicted: float) -> Range:
     """What a prediction by a fit's constants may be: these are as uncertain as that fit says."""
     work = workloads()[point.workload]
@@ -125,17 +121,11 @@ def may_be(point: PublishedRate, fit: Fit, batches: Mapping[str, int], predicted
     return range_of(side, value=predicted, simulated=False)
 
 
-def rate(
-    point: PublishedRate,
-    values: dict[str, float],
-    batches: dict[str, int],
-    edit: Edit | None = None,
-) -> float:
+def rate(point: PublishedRate, values: dict[str, float], batches: dict[str, int]) -> float:
     """Predicted samples per second; 0 where the run would be refused."""
     work = workloads()[point.workload]
     work = replace(work, batch_per_rank=batches.get(point.cluster, work.batch_per_rank))
     costs = calibrated(values, point.cluster)
-    costs = edit(point.cluster, costs) if edit else costs
     scenario = scenario_of(cluster_of(point.cluster, point.gpus), work, costs, point.mode, 60)
     try:
         need = demand(scenario)
@@ -157,33 +147,24 @@ class SharedFit:
 
 
 def log_errors(
-    known: Sequence[PublishedRate],
-    values: dict[str, float],
-    batches: dict[str, int],
-    edit: Edit | None = None,
+    known: Sequence[PublishedRate], values: dict[str, float], batches: dict[str, int]
 ) -> np.ndarray:
     """ln(predicted / published), float64 [points]."""
-    rates = [rate(point, values, batches, edit) for point in known]
+    rates = [rate(point, values, batches) for point in known]
     pairs = zip(rates, known, strict=True)
     return np.array([log(r / p.samples_per_s) if r else _REFUSED for r, p in pairs])
 
 
-def fit_shared(
-    known: Sequence[PublishedRate],
-    batches: dict[str, int],
-    edit: Edit | None = None,
-    held: Sequence[str] = (),
-) -> SharedFit:
-    """Find the constants that serve all points at these batches a rank; ``held`` stay at their
-    start."""
+def fit_shared(known: Sequence[PublishedRate], batches: dict[str, int]) -> SharedFit:
+    """Find the constants that serve all points at these batches a rank."""
     spreads = np.array([point.spread for point in known])
 
     def errors(logs: np.ndarray) -> np.ndarray:
         values = dict(zip(FITS, np.exp(logs).tolist(), strict=True))
-        return log_errors(known, values, batches, edit) / spreads
+        return log_errors(known, values, batches) / spreads
 
-    solution = search(errors, len(known), FITS, held=held)
-    return SharedFit(solution, dict(batches), log_errors(known, solution.values, batches, edit))
+    solution = search(errors, len(known), FITS)
+    return SharedFit(solution, dict(batches), log_errors(known, solution.values, batches))
 
 
 def best_batches(
@@ -209,102 +190,6 @@ def best_batches(
         if best == here:
             return sorted(seen.values(), key=lambda each: each.fit.cost)
         here = best
-
-
-def without_sync_fixed(cluster: str, costs: Costs) -> Costs:
-    """The fixed cost of an all-reduce only where peer-to-peer was off (the 2021 machines)."""
-    if cluster == "v100-2021-09":
-        return costs
-    return replace(costs, dense_sync=replace(costs.dense_sync, overhead_s=0.0))
-
-
-def moves(known: Sequence[PublishedRate], shared: SharedFit) -> dict[str, list[PublishedRate]]:
-    """Part made 10 % faster -> points whose predicted rate gains 1 % or more by it."""
-
-    # What 10 % faster means of each part.
-    def faster(*laws: str) -> Edit:
-        def edit(_: str, costs: Costs) -> Costs:
-            return replace(costs, **{law: _over(getattr(costs, law), 1.1) for law in laws})
-
-        return edit
-
-    def gpu(_: str, costs: Costs) -> Costs:
-        points = tuple((batch, min(1.0, 1.1 * share)) for batch, share in costs.gpu_efficiency)
-        return replace(costs, gpu_efficiency=points, gpu_fixed_s=costs.gpu_fixed_s / 1.1)
-
-    def dense_sync(_: str, costs: Costs) -> Costs:
-        sync = costs.dense_sync
-        reach = costs.reach
-        links = {link: 1.1 * getattr(reach, link) for link in ("mesh", "switch", "nic")}
-        quicker = replace(sync, overhead_s=sync.overhead_s / 1.1)
-        return replace(costs, dense_sync=quicker, reach=replace(reach, **links))
-
-    # Part by part.
-    edits = {
-        "GPUs": gpu,
-        "all-reduce": dense_sync,
-        "loaders": faster("load"),
-        "embedding workers": faster(
-            "worker_forward", "worker_rpc", "worker_pool", "worker_scatter"
-        ),
-        "servers": faster("server_lookup", "server_update"),
-    }
-
-    # A point whose rate a part does not move says nothing about that part's constants.
-    gained: dict[str, list[PublishedRate]] = {part: [] for part in edits}
-    for point in known:
-        before = rate(point, shared.fit.values, shared.batches)
-        for part, edit in edits.items():
-            if before and rate(point, shared.fit.values, shared.batches, edit) / before >= 1.01:
-                gained[part].append(point)
-    return gained
-
-
-def _over(law: Law, factor: float) -> Law:
-    """A law of so many times less seconds."""
-    parts = ("fixed_s", "per_item_s", "per_byte_s")
-    return replace(law, **{part: getattr(law, part) / factor for part in parts})
-
-
-def divided_bar(bar: float, other: float, divisor: int, reading: float, model: float) -> float:
-    """Log likelihood ratio: a bar is another one divided, against both were measured.
-
-    ``reading`` is the relative error of reading a bar off the plot, ``model`` how well the ratio of
-    two measurements could have been predicted (relative standard deviation), by which the chance
-    that it comes out as the divisor is spread.
-
-    >>> divided_bar(50.0, 100.0, 2, 0.01, 0.2) > 2, divided_bar(45.0, 100.0, 2, 0.01, 0.2) < -10
-    (True, True)
-    """
-    away = log(bar * divisor / other)
-
-    def density(spread: float) -> float:
-        return -0.5 * (away / spread) ** 2 - log(spread * sqrt(2 * pi))
-
-    return density(reading * sqrt(2.0)) - density(hypot(model, reading * sqrt(2.0)))
-
-
-def divided_bars() -> dict[str, float]:
-    """Log likelihood ratio of each bar that may be another one divided."""
-    # Bars of each series, by GPUs; dashed ones are goals, not measurements.
-    bars: dict[str, dict[int, float]] = {}
-    for end in ("public", "kwai"):
-        for line in published_rates(f"throughput_{end}.csv"):
-            if line.get("system", "Persia") == "Persia" and "dashed" not in line["note"]:
-                series = f"{line.get('dataset', 'kwai-video')} {line['mode']}"
-                bars.setdefault(series, {})[int(line["gpus"])] = number(line, "samples_per_s")
-
-    # How far each bar is from a whole one divided, over the error of reading it.
-    result = {}
-    for series, rates in bars.items():
-        whole, misread = (8, 4000) if series.startswith("kwai") else (2, 150)
-        for gpus in (1, 4) if whole == 8 else (1,):
-            bar = rates[gpus]
-            of = f"{whole} GPUs / {whole // gpus}"
-            name = f"{series}: {gpus} GPU{'s' * (gpus > 1)} = {of}"
-            reading = misread / (bar if whole == 8 else rates[whole])
-            result[name] = divided_bar(bar, rates[whole], whole // gpus, reading, 0.3)
-    return result
 
 
 def rivals() -> list[str]:
@@ -434,7 +319,7 @@ def left_out_table(lines: Sequence[dict[str, Any]], rivals: Sequence[dict[str, A
 
 
 def report(fits: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
-    """Constants, batches, errors, hypotheses and what the points test."""
+    """Constants, batches, errors by series, and rivals."""
     # Constants, and whether the points identify them.
     best = fits[0]
     lines = [f"Persia: {len(FITS)} constants and 2 batches for {len(known)} points", ""]
@@ -466,22 +351,6 @@ def report(fits: Sequence[SharedFit], known: Sequence[PublishedRate]) -> str:
     everything = np.abs(best.errors)
     lines.append(f"{'all':28} {len(known):3} {np.median(everything):8.1%} {everything.max():8.1%}")
 
-    # Hypotheses, as ratios of likelihood.
-    ratio = best.fit.cost - fit_shared(known, best.batches, without_sync_fixed).fit.cost
-    alike = best.fit.cost - fit_shared(known, best.batches, held=["path_100t"]).fit.cost
-    lines += [
-        "",
-        "hypotheses, log likelihood ratio (above 3: clearly yes, below -3: clearly no)",
-        f"  {'an all-reduce has a fixed cost only without peer-to-peer':60} {ratio:+.1f}",
-        f"  {'a byte at a worker costs the same on Kwai and 100T hosts':60} {alike:+.1f}",
-    ]
-    lines += [f"  {name:60} {ratio:+.1f}" for name, ratio in divided_bars().items()]
-
-    # Rivals, and which points test which part.
+    # Rivals.
     lines += ["", "rivals, as modes of the simulator", *rivals()]
-    lines += ["", "points whose rate gains 1 % or more where a part is 10 % faster"]
-    for part, gained in moves(known, best).items():
-        by_mode = Counter(point.mode for point in gained)
-        counts = ", ".join(f"{count} {mode}" for mode, count in by_mode.items())
-        lines.append(f"  {part:18} {len(gained):3} of {len(known)}" + f" ({counts})" * bool(counts))
     return "\n".join(lines)

@@ -15,17 +15,13 @@ import numpy as np
 import pytest
 
 from experiments.published import persia
-from experiments.published.calibration import Fit, compared
+from experiments.published.calibration import compared
 from experiments.published.descriptions import DATA, published_rates, read_csv
 from experiments.published.persia import (
     RUN_NOISE,
     PublishedRate,
-    SharedFit,
-    divided_bar,
-    divided_bars,
     fit_shared,
     log_errors,
-    moves,
     points,
     rate,
 )
@@ -167,9 +163,6 @@ def test_the_presets_are_as_likely_as_what_the_fit_finds():
         assert FITS[name].spread == pytest.approx(found.spread[name], rel=0.05), name
     assert set(FITS) - found.identified == {"gpu_fixed_s", "load_s_per_column"}
     assert all(batch.bit_count() == 1 for batch in BATCHES.values())  # powers of two
-    # Without a law of its own for the 100T run's workers its bar in sync is far off.
-    alike = fit_shared(points(), BATCHES, held=["path_100t"]).fit
-    assert alike.cost > found.cost + 5 and alike.values["path_100t"] == 1.0
 
 
 def test_the_points_are_all_of_persias_measurements():
@@ -202,48 +195,13 @@ def test_one_set_of_laws_serves_every_cluster_and_all_points_but_one():
     assert missed == {("kwai-video", Mode.HYBRID)}  # its plotted bar at one GPU
 
 
-def test_no_published_point_tests_the_servers_and_only_sync_tests_the_workers():
-    known = points()
-    none = np.zeros(len(FITS))
-    found = Fit(FITS, np.log(list(FOUND.values())), 0.0, np.diag(none))
-    fitted = SharedFit(found, BATCHES, np.zeros(len(known)))
-    gained = moves(known, fitted)
-    assert gained["servers"] == []
-    assert {p.mode for p in gained["embedding workers"]} == {Mode.SYNC}
-    assert len(gained["GPUs"]) == len(known)
-
-
-def test_a_bar_that_halves_another_exactly_was_hardly_measured():
-    # Read within 0.3 %, an exact half is likelier by the ratio of the two densities at zero.
-    sharp, wide = 0.003 * 2**0.5, 0.3
-    expected = log((wide**2 + sharp**2) ** 0.5 / sharp)
-    assert divided_bar(50.0, 100.0, 2, 0.003, 0.3) == pytest.approx(expected)
-    bars = divided_bars()
-    assert bars["taobao-ad hybrid: 1 GPU = 2 GPUs / 2"] > 3
-    assert bars["avazu-ad hybrid: 1 GPU = 2 GPUs / 2"] > 3
-    # Kwai's plot is read to 4,000 samples/s: its small bars cannot tell.
-    assert all(abs(ratio) < 3 for name, ratio in bars.items() if name.startswith("kwai"))
-
-
-def test_what_a_plot_is_read_to_is_the_error_of_its_points_and_of_kwais_own_bar():
+def test_what_a_plot_is_read_to_is_the_error_of_its_points():
     """In samples/s: 150 of public data, 4,000 of Kwai's, 15,000 of the models' sizes."""
     read_to = {"public": 150, "kwai": 4000, "model": 15000}
     for point in points():
         of = "model" if point.cluster == "gcp-100t" else point.workload.split("-")[0]
         expected = read_to.get(of, read_to["public"])
         assert point.digitisation * point.samples_per_s == pytest.approx(expected)
-
-    # A bar of Kwai is small beside that of 8 GPUs, and its own error counts.
-    bars = {
-        (line["mode"], int(line["gpus"])): float(line["samples_per_s"])
-        for line in published_rates("throughput_kwai.csv")
-    }
-    ratios = divided_bars()
-    for mode in ("hybrid", "async", "sync"):
-        for gpus, name in ((1, "1 GPU = 8 GPUs / 8"), (4, "4 GPUs = 8 GPUs / 2")):
-            bar = bars[mode, gpus]
-            expected = divided_bar(bar, bars[mode, 8], 8 // gpus, 4000 / bar, 0.3)
-            assert ratios[f"kwai-video {mode}: {name}"] == pytest.approx(expected)
 
 
 def test_the_report_of_a_fit_has_the_errors_of_each_series_and_of_all(monkeypatch):
@@ -255,8 +213,7 @@ def test_the_report_of_a_fit_has_the_errors_of_each_series_and_of_all(monkeypatc
     fit = SimpleNamespace(values={"a": 2.0}, spread={"a": 0.0}, identified={"a"}, cost=1.0)
     best = SimpleNamespace(fit=fit, batches=dict(BATCHES), errors=errors)
     monkeypatch.setattr(persia, "fit_shared", lambda *_, **__: best)
-    for name, nothing in (("rivals", []), ("moves", {}), ("divided_bars", {})):
-        monkeypatch.setattr(persia, name, lambda *_, nothing=nothing: nothing)
+    monkeypatch.setattr(persia, "rivals", lambda: [])
     lines = persia.report([best], known).splitlines()
     for name in (*series, "all"):
         of = [abs(e) for p, e in zip(known, errors, strict=True) if name in (p.series, "all")]
