@@ -15,6 +15,7 @@ import sys
 
 import pytest
 
+from experiments.benching.bench_peers import Options as BenchPeers
 from persia_sim import __main__ as simulator
 from persia_sim.base import vocabulary
 from persia_sim.base.command_line import options_of
@@ -157,6 +158,7 @@ def test_both_halves_follow_when_the_vocabulary_changes():
         (SimulateOptions, "--trace", "--write-trace"),  # `train --trace` reads one
         (SimulateOptions, "--timeline", "--write-timeline"),  # `train --timeline` is a switch
         (ShardedOptions, "--timeline", "--print-stages"),
+        (BenchPeers, "--profile", "--where-time-goes"),  # of persia-sim: measured costs
         (Train, "--cluster", "--ray"),  # of persia-sim: a description
         (SimulateOptions, "--servers", "--server-hosts"),  # of train: processes
         (SimulateOptions, "--workers", "--worker-hosts"),

@@ -1,6 +1,7 @@
 """Whole training steps: ours in three modes against FBGEMM, TorchRec, torch, and no embedding.
 
-Precisions take turns, too; each is compared with its own ceiling.
+Precisions take turns, too; each is compared with its own ceiling. With ``where_time_goes`` a
+window of each system runs under torch's profiler instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from experiments.benching import roofline, wide
+from experiments.benching.device_time import profiled
 from experiments.benching.windows import (
     Bench,
     Window,
@@ -114,6 +116,9 @@ class Options(Bench):
     systems: tuple[str, ...] = ()
     """Only these, such as hybrid; else all but the merged tables of torch, which lie on the
     device."""
+    where_time_goes: bool = False
+    """Instead of rounds: one window of each system under torch's profiler; how long the device is
+    idle, how long the host waits for it, and a trace of hybrid for Perfetto."""
     roofline: bool = False
     """Instead of rounds of systems: what each stage must move and compute, the bound that the rates
     of this machine set, measured here, and each stage's share of it."""
@@ -132,8 +137,8 @@ class Options(Bench):
     """Steps in a window, >= 3; the first two are not timed."""
 
     def _check(self) -> None:
-        if self.roofline and self.device != "cpu":
-            raise ValueError("--roofline is of a CPU alone: drop --device")
+        if self.roofline and (self.device != "cpu" or self.where_time_goes):
+            raise ValueError("--roofline is of a CPU alone: drop --device and --where-time-goes")
         for name in self.systems:
             hold("systems", name, OneOf(SYSTEMS))
         for precision in self.precision:
@@ -151,9 +156,12 @@ def run(options: Options) -> None:
     all_windows: list[dict[str, object]] = []
     path = options.out / "bench_peers.csv"
     for name in options.workloads:
-        # All systems of a workload in turn.
+        # All systems of a workload in turn; with a profile one window of each.
         shape = shape_of(options, name)
         systems = systems_of(options, shape)
+        if options.where_time_goes:
+            _where_time_goes(options, name, systems)
+            continue
         candidates = {", ".join(one): measure for one, measure in systems.items()}
 
         # A window is written as soon as it is there: what outlasts a limit leaves the others.
@@ -178,6 +186,8 @@ def run(options: Options) -> None:
             names = {f"{system}, {precision}": system for system in computed_in}
             windows = [replace(w, name=names[w.name]) for w in measured if w.name in names]
             print(_report(name, windows, computed_in, options, precision))
+    if options.where_time_goes:
+        return
     written = [str(path)]
     if len(options.precision) == 1 and CEILING in {row["name"] for row in all_windows}:
         written.append(str(drawn(path, CEILING)))
@@ -460,3 +470,27 @@ def _roofline(options: Options) -> None:
         print(text + "\n")
         write_csv(options.out / "bench_peers_roofline.csv", records)
     print(f"{options.out / 'bench_peers_roofline.csv'}")
+
+
+def _where_time_goes(
+    options: Options, workload: str, systems: dict[System, Callable[[], float]]
+) -> None:
+    """One window of each system under the profiler: a table of all, and a trace of hybrid."""
+    rows = []
+    for (name, precision), measure in systems.items():
+        measure()  # what is done once is not of interest
+        trace = options.out / f"trace_{workload}_{precision}.json.gz" if name == OURS[2] else None
+        shares = profiled(measure, options.window_steps, options.device, trace)
+        rows.append({"workload": workload, "system": name, "precision": precision} | shares)
+
+    # Idle is what the training thread can do something about; others' waits stall nobody.
+    columns: dict[str, Column] = {
+        f"{workload}, profiled": "{system}, {precision}",
+        "busy share": "{busy_share:.2f}",
+        "idle ms/step": "{idle_ms_per_step:.2f}",
+        "training waits ms/step": "{wait_ms_per_step:.2f}",
+        "waits/step": "{waits_per_step:.1f}",
+        "other threads' ms/step": "{others_wait_ms_per_step:.2f}",
+    }
+    print(table(rows, columns) + "\n")
+    print(write_csv(options.out / f"profile_{workload}.csv", rows))

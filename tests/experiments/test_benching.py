@@ -10,6 +10,7 @@ import pytest
 
 from experiments.benching import bench_peers, wide, windows
 from experiments.benching.bench_peers import CEILING, MERGED, ONE_STEP_LATE, OURS
+from experiments.benching.device_time import Event, covered, shares_of
 from experiments.benching.peers import row_numbers, torch_sparse
 from experiments.benching.wide import DENSE, FIELDS, wide_workload
 from experiments.benching.windows import Window
@@ -137,6 +138,28 @@ def test_beside_a_gpu_short_precisions_are_judged_by_their_rate_too():
     faster = peers_windows({CEILING: 4e6, OURS[2]: 1.2e6})
     told = bench_peers._report("paper", faster, list(values), options, "tf32")
     assert "goal: ours hybrid >= 1,000 k samples/s: 1,206: met" in told
+
+
+def test_copies_are_no_work_of_a_device_and_only_the_training_thread_waits_for_it():
+    events = [
+        Event("sgemm", True, 0, 0.0, 400.0),
+        Event("Memcpy HtoD (Pinned -> Device)", True, 0, 300.0, 900.0),
+        Event("Memset (Device)", True, 0, 950.0, 1000.0),
+        Event("relu", True, 0, 800.0, 900.0),
+        Event("aten::addmm", False, 7, 0.0, 10.0),
+        Event("cudaStreamSynchronize", False, 7, 10.0, 110.0),
+        Event("cudaEventSynchronize", False, 8, 0.0, 900.0),
+    ]
+    found = shares_of(events, wall_s=1e-3, steps=2)
+    assert found["busy_share"] == pytest.approx(0.5)
+    assert found["idle_ms_per_step"] == pytest.approx(0.25)
+    assert (found["wait_ms_per_step"], found["waits_per_step"]) == (pytest.approx(0.05), 0.5)
+    assert found["others_wait_ms_per_step"] == pytest.approx(0.45)
+
+
+def test_what_spans_cover_counts_overlaps_once():
+    assert covered([]) == 0
+    assert covered([(5, 6), (0, 4), (1, 2), (3, 5)]) == 6
 
 
 def test_a_bench_of_peers_that_is_cut_off_leaves_its_windows(tmp_path, monkeypatch):

@@ -133,4 +133,4 @@ def test_stages_timed_in_a_step_train_as_the_store_does():
 
 def test_a_roofline_of_a_gpu_is_refused():
     with pytest.raises(ValueError, match="--roofline is of a CPU alone"):
-        bench_peers.Options(roofline=True, device="cuda")
+        bench_peers.Options(roofline=True, where_time_goes=True)
