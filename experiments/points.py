@@ -126,7 +126,8 @@ def require_auc(layout: Layout, name: str) -> None:
     if first in layout.regression:
         raise ValueError(
             f"studies compare AUC, and {first}, the first task of {name}, is a regression without"
-            " one; put a label of 0 and 1 before it in the schema's labels"
+            " one; put a label of 0 and 1 before it in the schema's labels, such as pandas makes by"
+            f" log['liked'] = 1 * (log[{first!r}] >= 4)"
         )
 
 

@@ -205,6 +205,7 @@ def _lines(
     for rating in ratings:
         note = "no column holds 0 and 1: modes, which are compared by AUC, need one"
         yield noted(f"regression = [{toml_value(rating.name)}]", note)
+        yield from _that_makes_a_label(file, rating)
     if group is not None:
         yield noted(f"group = {toml_value(group)}", "GAUC ranks within it")
     yield _split(times, file)
@@ -212,6 +213,23 @@ def _lines(
     for column in features:
         yield f"    {_column(column, absent, file.delimiter == ';')}"
     yield "]"
+
+
+def _that_makes_a_label(file: TableFile, rating: GuessedColumn) -> Iterator[str]:
+    """A comment with the command that writes 0 and 1 in place of a rating; none for files that
+    pandas does not read as they are, and where a shell would not read a name so."""
+    names_are_plain = all(re.fullmatch(r"[\w./-]+", n) for n in (str(file.path), rating.name))
+    other = file.header is not None or file.format is not None or is_parquet(file.path.name)
+    if other or not names_are_plain:
+        return
+    middle = float(np.median([number_of(value) for value in rating.values]))
+    separator = "" if file.delimiter == "," else f", sep={file.delimiter!r}"
+    yield "# This writes liked.csv with one, 1 from the middle rating on; guess again from that:"
+    yield (
+        f'#   python -c "import pandas as pd; log = pd.read_csv({str(file.path)!r}{separator});'
+        f" log['liked'] = 1 * (log.pop({rating.name!r}) >= {middle:g});"
+        " log.to_csv('liked.csv', index=False)\""
+    )
 
 
 def _unlike_a_label(name: str) -> int:

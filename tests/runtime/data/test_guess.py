@@ -4,6 +4,8 @@ import bz2
 import gzip
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -242,6 +244,22 @@ def test_a_table_without_a_label_says_so_and_which_column_may_become_one(tmp_pat
     (line,) = [x for x in guessed(tmp_path / "mine.csv").splitlines() if x.startswith("labels")]
     asked = 'labels = ["?"]  # no column holds 0 and 1 in every row: which is learned?'
     assert line.startswith(asked + told) and ("bought" in line) == bool(told)
+
+
+@pytest.mark.parametrize("mark", [",", "\t"])
+def test_of_ratings_the_command_is_given_that_makes_a_label_of_them(mark, tmp_path):
+    """What it writes is guessed as a log of clicks, whose rating no column gives away."""
+    ratings = pd.DataFrame({"user": "u1", "item": ROWS, "rating": [1 + k % 9 / 2 for k in ROWS]})
+    ratings.to_csv(tmp_path / "ratings.csv", index=False, sep=mark)
+    text = guessed(tmp_path / "ratings.csv")
+    assert 'regression = ["rating"]' in text
+    (command,) = re.findall("^#   python (.*)", text, re.MULTILINE)
+    subprocess.run(f"{sys.executable} {command}", shell=True, check=True, cwd=tmp_path)
+    (tmp_path / "liked.toml").write_text(guessed(tmp_path / "liked.csv"))
+    schema, _ = read_schema(tmp_path / "liked.toml")
+    assert (schema.labels, schema.feature_columns) == (("liked",), ("user", "item"))
+    liked = pd.read_csv(tmp_path / "liked.csv").liked
+    assert (liked == (ratings.rating >= ratings.rating.median())).all()
 
 
 def test_a_schema_written_elsewhere_is_told_the_path_of_its_table(tmp_path, monkeypatch, capsys):
