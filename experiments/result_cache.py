@@ -70,13 +70,12 @@ class ResultCache:
         work: Mapping[str, Callable[[], Any]],
         title: str,
         jobs: int = 1,
-        preloaded: Sequence[str] = (),
     ) -> list[Any]:
         """The results of these labels; a missing one is computed now, and stored as it comes.
 
         ``title``: that of the progress bar; the rest as `computed` takes it.
         """
-        from tqdm import tqdm
+        from persia_sim.base.progress import Progress
 
         # Only labels that the file lacks are computed.
         missing = {label: compute for label, compute in work.items() if label not in self}
@@ -86,9 +85,9 @@ class ResultCache:
         # Each result is written as soon as it comes, so that an interrupted study goes on there.
         with (
             sole_writer(self._path.parent),
-            tqdm(total=len(work), initial=done, desc=title, disable=None) as bar,
+            Progress(total=len(work), initial=done, desc=title) as bar,
         ):
-            for label, row in computed(missing, jobs, preloaded):
+            for label, row in computed(missing, jobs):
                 self.add(label, row)
                 bar.update()
         return [self[label] for label in work]
@@ -161,18 +160,16 @@ def sole_writer(folder: Path, wait: bool = False) -> Iterator[None]:
         os.close(lock)
 
 
-def computed(
-    work: Mapping[str, Callable[[], Any]], jobs: int = 1, preloaded: Sequence[str] = ()
-) -> Iterator[tuple[str, Any]]:
+def computed(work: Mapping[str, Callable[[], Any]], jobs: int = 1) -> Iterator[tuple[str, Any]]:
     """Labels with what their work returns, as it comes; with several ``jobs`` in processes of their
-    own, for work that can be pickled, by a server that has imported these modules already."""
+    own, for work that can be pickled."""
     # One job, or one piece of work, needs no process beside this one.
     if jobs == 1 or len(work) < 2:
         yield from ((label, compute()) for label, compute in work.items())
         return
 
-    # A server imports the modules once, and each worker is a cheap fork of it.
-    context = fork_server(preloaded)
+    # Each worker is a cheap fork of a server, which is there already where others need it, too.
+    context = fork_server(())
     pool = ProcessPoolExecutor(
         min(jobs, len(work)), context, initializer=settle_in, initargs=(surroundings(),)
     )

@@ -347,14 +347,13 @@ def train_in_folder(
     """Train in the folder that was claimed; ``rank``: as rank 0 of several processes, which all
     agree in ``meet``. Raises
     `Interrupted` where ``ending`` was asked for."""
-    from tqdm import tqdm
-
+    from persia_sim.base.progress import Progress
     from runtime.checkpoint.places import complete_checkpoints as kept
     from runtime.checkpoint.places import folder_of
     from runtime.run.record import run_into
     from runtime.stop import NotStored
 
-    # Train, with a bar on a terminal.
+    # Train, and show how far it is.
     config = command.run
     predicted = None if command.config is None else predicted_in(command.config)
     mode = str(config.sync.mode)
@@ -370,7 +369,7 @@ def train_in_folder(
 
         pause = Pause.begun_by(resized)
     shown: dict[str, str] = {}  # beside the bar: the recent loss, the AUC of the last evaluation
-    with tqdm(unit=" samples", unit_scale=True, desc=mode, disable=None) as bar:
+    with Progress(unit=" samples", unit_scale=True, desc=mode) as bar:
 
         def on_samples(samples: int) -> None:
             bar.update(samples)

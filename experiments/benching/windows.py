@@ -68,12 +68,12 @@ def interleave(
     count: what is loaded and allocated once is no part of a comparison. ``on_window`` is given each
     window as soon as it is there.
     """
-    from tqdm import tqdm
+    from persia_sim.base.progress import Progress
 
     windows = []
     for measure in candidates.values() if warm_up else ():
         measure()
-    with tqdm(total=rounds * len(candidates), desc=title, disable=None) as bar:
+    with Progress(total=rounds * len(candidates), desc=title) as bar:
         for number in range(rounds):
             for name, measure in candidates.items():
                 # Once more where other processes took too much meanwhile.

@@ -28,7 +28,7 @@ from experiments.choosing.batch import (
 )
 from experiments.choosing.decision import LOOKS, TIE, Decision
 from experiments.choosing.further import (
-    Replay,
+    SIMULATED_S,
     fields_one_by_one,
     replayed,
     runs_of_fields,
@@ -46,12 +46,13 @@ from experiments.choosing.speeds import (
 from experiments.choosing.table import (
     TARGET,
     columns_of,
+    gap_in_words,
     rows_of_table,
     said_of_hosts,
     waiting,
     why_empty,
 )
-from experiments.choosing.training import MOST_CELLS, Budget, Log, Training, log_of
+from experiments.choosing.training import MOST_CELLS, UNTRAINED, Budget, Log, Training, log_of
 from experiments.deriving import derive_workload
 from experiments.line_search import write_config
 from experiments.option_values import typed_values
@@ -59,6 +60,7 @@ from experiments.options import REFERENCE
 from experiments.points import Line
 from experiments.result_cache import ResultCache
 from experiments.statistics import Interval
+from experiments.sweeping import PRELOADED
 from experiments.tables import leave, table
 from persia_sim.base.files import atomic_write, toml_value
 from persia_sim.base.rules import counted
@@ -67,6 +69,7 @@ from persia_sim.presets.from_file import workload_text
 from persia_sim.report import sweep
 from persia_sim.report.ranges import MODEL
 from runtime.config.training_file import PREDICTED
+from runtime.process import fork_server
 
 
 def answered(options: Any) -> list[dict[str, Any]]:
@@ -100,7 +103,8 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
     if options.dry_run:
         return [], ""
 
-    # What each gains.
+    # What each gains. All processes are forks of one server, so it imports what training needs.
+    fork_server(PRELOADED)
     every = simulate_all(options, chosen)
     kept = on_front(every)
     front = [one for one, keep in zip(every, kept, strict=True) if keep]
@@ -113,10 +117,10 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
         tune(trained)
     decision = trained.until_decided(front)
     best = next(one for one in front if one.candidate.label == decision.best)
-    second = trained.at_second_batch(front, decision)
-    replay = None if best.cell.is_exact else replayed(best, trained)
+    second = trained.at_second_batch(best)
+    replay = "" if best.cell.is_exact else f" {replayed(best, trained)}"
     if options.shuffled:
-        trained.train(plan.cells, LOOKS[0], shuffled=True)
+        trained.train(trained.plan.cells, LOOKS[0], shuffled=True)
 
     # All of it as a table, a sentence and files.
     rows = rows_of_table(front, trained, options)
@@ -124,27 +128,14 @@ def _answer(options: Any) -> tuple[list[dict[str, Any]], str]:
     print(table(rows, columns_of(plan, options)))
     for line in notes(trained, front, dropped):
         print(line)
-    advice = advised(front, decision, trained, second, options)
-    if replay is not None:
-        advice += f" {_of_replay(best, replay)}"
+    advice = advised(front, decision, trained, second, options) + replay
     print(f"\n{advice}")
     leave(options, {"": rows}, drawn_first=1, as_a="which_mode_of_log")
-    if options.fields:
-        late = [best.cell, *plan.cells[::-1]]
-        fields_one_by_one(next(cell for cell in late if cell.rows_late), trained)
+    late = [cell for cell in (best.cell, *trained.plan.cells[::-1]) if cell.rows_late]
+    if options.fields and late:
+        fields_one_by_one(late[0], trained)
     _leave_config(options, best, trained)
     return rows, advice
-
-
-def _of_replay(best: Simulated, replay: Replay) -> str:
-    """What the mode that is advised loses in the order of its simulation, or why nobody knows."""
-    name = best.candidate.name
-    if replay.gap is None:
-        return f"The simulated order of {name} is not replayed: {replay.why_not}."
-    return (
-        f"Replayed in its simulated order, where a lookup misses {replay.missed:.1f} updates in the"
-        f" mean, {name} changes the AUC by {_words(replay.gap)}."
-    )
 
 
 # The log, the workload, and the plan.
@@ -181,32 +172,20 @@ def _say_plan(options: Any, budget: Budget, log: Log, chosen: Sequence[Candidate
     """What will run, with its minutes, before any of it runs."""
     scenario = sweep.scenario_of(chosen[0].point, 1)
     ranks = scenario.cluster.ranks
-    simulate_s = len(chosen) * ranks * MOST_STEPS * 0.4e-3 / options.jobs + 2
-    cells = [
-        Cell(
-            rows_late=(one.point.tau or 0)
-            if one.point.mode.has_barrier
-            else ((one.point.tau or 0) + 1) * ranks - 1,
-            dense_late=0 if one.point.mode.has_barrier else ranks - 1,
-        )
-        for one in chosen
-    ]
+    simulate_s = len(chosen) * ranks * MOST_STEPS * SIMULATED_S / options.jobs + 2
+    cells = []
+    for one in chosen:
+        tau, others = one.point.tau or 0, 0 if one.point.mode.has_barrier else ranks - 1
+        cells.append(Cell(rows_late=tau + (tau + 1) * others, dense_late=others))
     plan = planned(cells, log.samples, scenario.batch, budget.first_look_samples(log), MOST_CELLS)
     runs = 2 * (1 + len(plan.cells))
     train_s = budget.wall_s(runs, log, plan.samples)
-    more = {
-        "tune": runs_of_tune(len(plan.cells)),
-        "shuffled": runs,
-        "fields": runs_of_fields(log),
-    }
-    for name, runs_more in more.items():
+    of_tune, of_fields = runs_of_tune(len(plan.cells)), runs_of_fields(log)
+    for name, more in {"tune": of_tune, "shuffled": runs, "fields": of_fields}.items():
         if getattr(options, name):
-            wall_s = budget.wall_s(runs_more, log, plan.samples)
             least = " or more" if name == "tune" else ""
-            print(
-                f"--{name} trains {runs_more} runs{least} beside the budget, about"
-                f" {waiting(wall_s)}"
-            )
+            wall = waiting(budget.wall_s(more, log, plan.samples))
+            print(f"--{name} trains {more} runs{least} beside the budget, about {wall}")
     print(
         f"plan: {len(chosen)} simulations, about {waiting(simulate_s)}; {runs} runs of"
         f" {plan.samples:,} samples, about {waiting(train_s)}; further seeds and a second batch in"
@@ -217,23 +196,33 @@ def _say_plan(options: Any, budget: Budget, log: Log, chosen: Sequence[Candidate
 
 
 def plan_of(options: Any, budget: Budget, log: Log, front: Sequence[Simulated]) -> Plan:
-    """What the budget holds; of a second call with the same options what the first one found, so
-    that it goes on with its points."""
+    """What the budget holds; a second call goes on with the points of the first."""
     cells = [one.cell for one in front]
     batch = int(front[0].row["batch"])
+    typed = typed_values(options.set)
     told = ResultCache(options.out / "plan.jsonl")
-    asked = [log.facts.digest, repr(log.config), options.minutes, batch, [c.name for c in cells]]
+    asked = [log.facts.digest, repr(log.config), batch, [cell.name for cell in cells]]
     label = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+    minutes, most, window = 0.0, 0.0, math.inf
     if label in told:
-        most = float(told[label])
-    else:
-        most = budget.first_look_samples(log)
-        told.add(label, most)
-    plan = planned(cells, log.samples, batch, most, MOST_CELLS)
+        minutes, most, window = told[label]
+
+    def at_most(longest: float) -> Plan:
+        plan = planned(cells, log.samples, batch, most, MOST_CELLS, longest)
+        return replace(plan, batch=typed["batch"][0]) if "batch" in typed else plan
+
+    # More minutes complete what is there before they take a longer window.
+    more = options.minutes > minutes
+    most = max(most, budget.first_look_samples(log)) if more else most
+    plan = at_most(window)
+    if more:
+        trained = Training(options=options, log=log, plan=plan, budget=budget)
+        is_whole = options.tune or not trained.missing(trained.points(plan.cells, LOOKS[0]))
+        plan = at_most(math.inf) if is_whole else plan
+        told.add(label, [options.minutes, most, plan.samples])
     if plan.too_late and not (plan.cells or plan.no_time):
         raise ValueError(_too_short(log, plan))
-    typed = typed_values(options.set)
-    return replace(plan, batch=typed["batch"][0]) if "batch" in typed else plan
+    return plan
 
 
 def _too_short(log: Log, plan: Plan) -> str:
@@ -251,15 +240,14 @@ def _too_short(log: Log, plan: Plan) -> str:
 
 def heading(trained: Training, front: Sequence[Simulated]) -> str:
     """What the table is of, and how far sync came there."""
-    log, plan = trained.log, trained.plan
-    ranks = front[0].row["ranks"]
+    log, plan, row = trained.log, trained.plan, front[0].row
     window = f"the last {plan.samples:,} of {log.samples:,} training samples"
     if plan.samples == log.samples:
         window = f"{log.samples:,} training samples"
     return (
-        f"{ranks} GPUs, {front[0].row['batch']:,} samples an update there; trained here on"
-        f" {window} at {plan.batch:,} an update: {plan.samples // plan.batch:,} updates, after"
-        f" which sync has a test AUC of {trained.score_of_sync('auc'):.4f}"
+        f"{row['ranks']} GPUs, {row['batch']:,} samples an update there; trained here on {window}"
+        f" at {plan.batch:,} an update: {plan.samples // plan.batch:,} updates, after which sync"
+        f" has a test AUC of {trained.score_of_sync('auc'):.4f}"
     )
 
 
@@ -271,9 +259,8 @@ def notes(trained: Training, front: Sequence[Simulated], dropped: Sequence[str])
         names = by_part.setdefault(str(one.row["binds"]), [])
         names += [one.candidate.name] * (one.candidate.name not in names)
     bound = "; ".join(f"{part} in {' and '.join(names)}" for part, names in by_part.items())
-    lines = [f"the simulated rate is bound by: {bound}"]
-    if words := said_of_hosts(front):
-        lines.insert(0, words)
+    hosts = said_of_hosts(front)
+    lines = [*filter(None, [hosts]), f"the simulated rate is bound by: {bound}"]
     if math.isnan(front[0].usd_per_hour):
         lines.append("dollars are not known: a host of the cluster has no usd_per_hour")
     if dropped:
@@ -288,6 +275,18 @@ def notes(trained: Training, front: Sequence[Simulated], dropped: Sequence[str])
             f" and dense weights); the first {share:.1f} % of the updates are less late than"
             f" {latest.late}"
         )
+    for name, share in log.unseen.items():
+        if share > UNTRAINED:
+            lines.append(
+                f"{name}: {100 * share:.0f} % of its ids in the test part were never trained, so"
+                " its rows are worth nothing here: leave it out of columns, or split otherwise"
+            )
+    if trained.left_out:
+        names = "; ".join(one.candidate.label for one in front if one.cell in trained.left_out)
+        lines.append(
+            f"{names}: no longer fitted into {trained.options.minutes:g} minutes, at the speed of"
+            " the runs; the same line again trains what is missing"
+        )
     if any(trained.seeds_of(cell) == LOOKS[0] for cell in plan.cells):
         lines.append(
             f"{LOOKS[0]} seeds are a first look, no result: how far seeds lie apart is hardly known"
@@ -298,10 +297,7 @@ def notes(trained: Training, front: Sequence[Simulated], dropped: Sequence[str])
         " here taking as long as one of the cluster"
     )
     if plan.samples < log.samples:
-        lines.append(
-            f"the budget of {trained.options.minutes:g} minutes holds the last {plan.samples:,}"
-            " samples; --minutes gives more"
-        )
+        lines.append("more --minutes train on more of the log")
     return lines
 
 
@@ -341,8 +337,8 @@ def advised(
         needed = samples_for(best.cell, int(best.row["batch"]))
         return (
             f"Not decided: the log is {needed / trained.log.samples:,.1f} times too short for this"
-            f" cluster's batch. {best.candidate.name} changes the AUC by {_words(gap)} at batch"
-            f" {trained.plan.batch:,} and by {_words(second[1])} at {second[0]:,}."
+            f" cluster's batch. {best.candidate.name} changes the AUC by {gap_in_words(gap)} at"
+            f" batch {trained.plan.batch:,} and by {gap_in_words(second[1])} at {second[0]:,}."
         )
 
     # A mode that gains more, of whose loss nothing is known, is no loser.
@@ -364,8 +360,8 @@ def advised(
         )
     loses = "its rows are exact"
     if gap is not None:
-        also = f" and by {_words(second[1])} at {second[0]:,}" if second else ""
-        loses = f"changes the AUC by {_words(gap)} at batch {trained.plan.batch:,}{also}"
+        also = f" and by {gap_in_words(second[1])} at {second[0]:,}" if second else ""
+        loses = f"changes the AUC by {gap_in_words(gap)} at batch {trained.plan.batch:,}{also}"
     further = f" Open is {open_question}" if open_question else ""
     return (
         f"Take {best.candidate.name}: with {counted(best.row['workers'], 'worker host')} and"
@@ -397,11 +393,6 @@ def _differs(first: Interval, second: Interval, tolerance: float) -> bool:
     apart = abs(first.mean - second.mean) > 1e-3 * tolerance
     turned = first.mean * second.mean < 0
     return apart and (turned or abs(second.mean) > 2 * abs(first.mean))
-
-
-def _words(gap: Interval) -> str:
-    width = 1e3 * gap.half_width
-    return f"{1e3 * gap.mean:+.1f} ± {width:.1f} thousandths ({counted(gap.n, 'seed')})"
 
 
 def _what_would_tell(
@@ -441,19 +432,20 @@ def _with_gap(one: Simulated, trained: Training) -> str:
     """A mode by its name, with what is known of its loss."""
     gap = trained.gap(one.cell)
     name = one.candidate.name
-    return name if gap is None else f"{name}, which changes the AUC by {_words(gap)}"
+    return name if gap is None else f"{name}, which changes the AUC by {gap_in_words(gap)}"
 
 
 def _leave_config(options: Any, best: Simulated, trained: Training) -> None:
     """Write what trains the mode that is advised, with what was simulated of it, and print the line
     that does it."""
     point = best.candidate.point
-    config = trained.lines(trained.plan.batch).get(best.cell, _sync_of(trained)).config
+    lines = trained.lines(trained.plan.batch)
+    config = lines.get(best.cell, lines[EXACT]).config
     tau = {"tau": point.tau} if point.mode.reads_late_rows else {}
     ranks = min(int(best.row["ranks"]), config.batch)
     config = replace(
         config,
-        sync=replace(_sync_of(trained).config.sync, mode=point.mode, ranks=ranks, **tau),
+        sync=replace(lines[EXACT].config.sync, mode=point.mode, ranks=ranks, **tau),
         data=replace(config.data, skip_rows=0),
         evaluation=replace(config.evaluation, evaluate_every_steps=None),
     )
@@ -462,10 +454,6 @@ def _leave_config(options: Any, best: Simulated, trained: Training) -> None:
         file.write(f"\n{_prediction(best)}")
     trust = f" --model.name {config.model.name}" if ":" in config.model.name else ""
     print(f"train it: persia-runtime train --config {path}{trust}")
-
-
-def _sync_of(trained: Training) -> Line:
-    return trained.lines(trained.plan.batch)[EXACT]
 
 
 def _prediction(best: Simulated) -> str:

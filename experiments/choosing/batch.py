@@ -7,6 +7,7 @@ alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,14 +90,19 @@ def batch_for(cells: Sequence[Cell], samples: int, of_cluster: int) -> int:
 
 
 def planned(
-    cells: Sequence[Cell], samples: int, of_cluster: int, most_samples: float, most_cells: int
+    cells: Sequence[Cell],
+    samples: int,
+    of_cluster: int,
+    most_samples: float,
+    most_cells: int,
+    longest: float = math.inf,
 ) -> Plan:
     """What a budget and a log hold of the cells that are wanted.
 
     ``samples``: of the training part; ``of_cluster``: the cluster's batch. ``most_samples``: what
     the budget trains in all runs of a first look together, two seeds of each cell and of sync. The
-    log is cut to its last window where it is longer; where even the shortest window is too long,
-    the latest cells stay empty.
+    log is cut to its last window where it is longer, ``longest`` at most; where even the shortest
+    window is too long, the latest cells stay empty.
     """
     late = sorted(
         {cell for cell in cells if not cell.is_exact}, key=lambda c: (c.late, c.rows_late)
@@ -109,9 +115,13 @@ def planned(
     # A window must hold what its latest cell needs, and what a model needs that learns: leave that
     # cell out until the budget holds it.
     least = min(samples, LEAST_UPDATES * LEAST_BATCH)
-    while wanted and max(least, samples_for(wanted[-1])) * _runs(wanted) > most_samples:
+    while wanted and (
+        samples_for(wanted[-1]) > longest
+        or max(least, samples_for(wanted[-1])) * _runs(wanted) > most_samples
+    ):
         no_time.insert(0, wanted.pop())
-    window = min(samples, max(UPDATES_PER_LATE * LEAST_BATCH, int(most_samples / _runs(wanted))))
+    window = max(UPDATES_PER_LATE * LEAST_BATCH, int(most_samples / _runs(wanted)))
+    window = int(min(samples, longest, window))
     return Plan(
         cells=tuple(wanted),
         too_late=tuple(too_late),

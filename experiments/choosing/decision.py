@@ -35,14 +35,6 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """A gap as it is held against the tolerance: one-sided at each end."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What to take, or what keeps anybody from knowing."""
 
@@ -62,16 +54,16 @@ class Decision:
     """What the simulator does not know and the decision hangs on."""
 
 
-def bounds_of(gap: Interval, comparisons: int) -> Bounds:
-    """The ends of a gap, one-sided, so that with so many planned comparisons and all looks none of
-    all statements is wrong with a chance of more than 5 %; infinitely wide of one seed.
+def bounds_of(gap: Interval, comparisons: int) -> Range:
+    """A gap with its ends, one-sided, so that with so many planned comparisons and all looks none
+    of all statements is wrong with a chance of more than 5 %; infinitely wide of one seed.
 
     >>> wide = bounds_of(Interval(0.0, 0.1, 4, 0.001, 0.001), comparisons=3)
     >>> wide.low < -0.004 and wide.high == -wide.low
     True
     """
     half = _half(gap, gap.n, comparisons)
-    return Bounds(low=gap.mean - half, high=gap.mean + half)
+    return Range(gap.mean - half, gap.mean, gap.mean + half)
 
 
 def _half(gap: Interval, seeds: int, comparisons: int) -> float:
@@ -108,7 +100,7 @@ def decide(entries: Sequence[Entry], tolerance: float, comparisons: int) -> Deci
 
     # A mode whose loss is open, and which would be better if it were small.
     better = [e for e in entries if e not in safe and e.gain.low > best.gain.low]
-    open_ = [e for e in better if not _is_lost(e, tolerance, comparisons)]
+    open_ = [e for e in better if e.gap and bounds_of(e.gap, comparisons).high >= -tolerance]
     if open_:
         by_gain = sorted(open_, key=lambda entry: -entry.gain.low)
         each = [_undecided(until_then, rival, tolerance, comparisons) for rival in by_gain]
@@ -128,10 +120,6 @@ def decide(entries: Sequence[Entry], tolerance: float, comparisons: int) -> Deci
 def is_safe(entry: Entry, tolerance: float, comparisons: int) -> bool:
     """Whether a mode surely loses no more than the tolerance."""
     return entry.gap is None or bounds_of(entry.gap, comparisons).low > -tolerance
-
-
-def _is_lost(entry: Entry, tolerance: float, comparisons: int) -> bool:
-    return entry.gap is not None and bounds_of(entry.gap, comparisons).high < -tolerance
 
 
 def _undecided(best: Entry, rival: Entry, tolerance: float, comparisons: int) -> Decision:

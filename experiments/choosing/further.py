@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from experiments.choosing.batch import EXACT, Cell
 from experiments.choosing.decision import LOOKS
 from experiments.choosing.speeds import Simulated
-from experiments.choosing.table import waiting
+from experiments.choosing.table import gap_in_words, waiting
 from experiments.choosing.training import Log, Training
 from experiments.gaps import columns_of, finished, gap_over_seeds, gap_table
 from experiments.line_search import first_task, searched, searches_of
@@ -17,7 +17,6 @@ from experiments.option_values import typed_values
 from experiments.points import data_sha256, keys_apart, over_seeds, points_of, write_schema
 from experiments.search import Rates, grid_around
 from experiments.search import points_of as rates_around
-from experiments.statistics import Interval
 from experiments.study_file import SearchTable, read_study
 from experiments.sweeping import run_points
 from experiments.tables import table, write_csv
@@ -36,38 +35,34 @@ SEARCH = SearchTable()
 # The order of the simulation itself.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """The gap of a mode in its simulated order, or why there is none."""
-
-    gap: Interval | None = None
-    missed: float = 0.0
-    """Updates that a mean lookup misses in that order."""
-    why_not: str = ""
-
-
-def replayed(one: Simulated, trained: Training) -> Replay:
+def replayed(one: Simulated, trained: Training) -> str:
     """Train a mode in the order of its simulation, where the budget holds it: reads then miss what
-    they miss there, one more and one less, instead of the mean."""
+    they miss there, one more and one less, instead of the mean. A sentence of what it loses so, or
+    why nobody knows."""
+    name = one.candidate.name
+    not_known = f"The simulated order of {name} is not replayed:"
     plan, point = trained.plan, one.candidate.point
     ranks, barrier = int(one.row["ranks"]), point.mode.has_barrier
     if barrier and plan.batch < ranks:
-        return Replay(why_not=f"{plan.batch} samples are no step of {ranks} ranks")
+        return f"{not_known} {plan.batch} samples are no step of {ranks} ranks."
 
     # As many updates as the other runs have: steps, or in async pushes, of which each is one.
     steps = max(1, plan.samples // plan.batch // (1 if barrier else ranks))
     wall_s = ranks * steps * (SIMULATED_S + REPLAYED_S * LOOKS[0] / trained.budget.jobs)
-    wall_s += trained.budget.wall_s(LOOKS[0], trained.log, 0)
+    wall_s = trained.budget.times_planned * wall_s + trained.budget.wall_s(LOOKS[0], trained.log, 0)
     scenario = sweep.scenario_of(point, steps)
     points = _replays(one, trained, scenario, wall_s)
     if not points:
-        return Replay(why_not=f"{waiting(wall_s)} more (--minutes)")
+        return f"{not_known} {waiting(wall_s)} more (--minutes)."
     run_points(points, trained.options.out, trained.budget.jobs, plan.samples)
     runs = finished(points, trained.options.out)
     gap = gap_over_seeds(runs, trained.runs(EXACT), first_task(runs[0]), trained.options.out)
     late = runs[0].summary["staleness"]
     missed = late["mean_steps"] if barrier else late["mean_pushes"]
-    return Replay(gap=gap, missed=missed)
+    return (
+        f"Replayed in its simulated order, where a lookup misses {missed:.1f} updates in the mean,"
+        f" {name} changes the AUC by {gap_in_words(gap)}."
+    )
 
 
 def _replays(one: Simulated, trained: Training, scenario: Scenario, wall_s: float) -> list[Any]:
@@ -131,7 +126,7 @@ def tune(trained: Training) -> None:
 
 def runs_of_fields(log: Log) -> int:
     """Runs with each field alone late and alone fresh, beside sync and all of them late."""
-    return LOOKS[0] * (2 + 2 * len(log.fields))
+    return LOOKS[0] * (2 + 2 * len(log.unseen))
 
 
 def fields_one_by_one(cell: Cell, trained: Training) -> list[dict[str, Any]]:
@@ -143,7 +138,7 @@ def fields_one_by_one(cell: Cell, trained: Training) -> list[dict[str, Any]]:
     write_schema(schema, {**keys, "name": "apart", "file": str(file)})
 
     # Sync, all late, and each field in turn.
-    names = trained.log.fields
+    names = list(trained.log.unseen)
     late = {"sync.mode": "hybrid", "sync.tau": cell.rows_late}
     lines: list[dict[str, Any]] = [
         {"name": EXACT.name, "sync.mode": "sync"},

@@ -247,7 +247,7 @@ def simulated(chosen: Sequence[Candidate], rows: Sequence[Mapping[str, Any]]) ->
     # A rate and its price are those of the hosts that are there; a ratio holds for any draw's.
     hosts = _hosts_of_a_draw(chosen, scenarios)
     compared = [replace(side, hosts=hosts) for side in sides]
-    hourly = [_usd(side.scenario.cluster) for side in sides]
+    hourly = [priced(each.cluster).usd_per_hour or nan for each in scenarios]
     syncs = [k for k, one in enumerate(chosen) if one.point.mode is REFERENCE]
 
     # Sync where it is cheapest is what others are held against.
@@ -299,22 +299,11 @@ def _cpu_hosts(cluster: Cluster) -> tuple[int, int]:
     return cluster.embedding_workers.hosts, cluster.servers.hosts
 
 
-def _usd(cluster: Cluster) -> float:
-    return priced(cluster).usd_per_hour or nan
-
-
 def on_front(every: Sequence[Simulated]) -> list[bool]:
     """Which no other beats in rate, dollars and lateness at once; sync's cheapest stays always."""
     known = all(one.usd_per_hour == one.usd_per_hour for one in every)
-    rows = [
-        dict(one.row)
-        | {
-            "usd_per_million_samples": one.usd_per_hour / 3600 / one.row["samples_per_s"] * 1e6
-            if known
-            else None
-        }
-        for one in every
-    ]
-    keep = sweep.pareto(rows)
+    usd = [one.usd_per_billion.value / 1e3 if known else None for one in every]
+    rows = zip(every, usd, strict=True)
+    keep = sweep.pareto([dict(one.row) | {"usd_per_million_samples": each} for one, each in rows])
     bases = [one.times_sync == Range(1.0, 1.0, 1.0) for one in every]
     return [on or base for on, base in zip(keep, bases, strict=True)]

@@ -17,6 +17,7 @@ from experiments.options import REFERENCE
 from experiments.statistics import Interval
 from experiments.tables import Column
 from experiments.targets import target_lines
+from persia_sim.base.rules import counted
 from persia_sim.cluster.memory import lasting
 from persia_sim.presets.from_file import find_cluster
 from persia_sim.report.ranges import Range
@@ -63,11 +64,9 @@ def rows_of_table(
     reached = _ways(front, trained, TARGET)
     rows = []
     for one in front:
-        gap = trained.gap(one.cell)
-        gap = gap if gap is not None else Interval(math.nan, math.nan, 0)
-        if one.cell.is_exact:
-            gap = Interval(0.0, 0.0, 0)
-        shuffled = trained.gap(one.cell, shuffled=True) if options.shuffled else None
+        none = Interval(math.nan, math.nan, 0)
+        gap = Interval(0.0, 0.0, 0) if one.cell.is_exact else trained.gap(one.cell) or none
+        shuffled = (trained.gap(one.cell, shuffled=True) if options.shuffled else None) or none
         way = reached.get(one.candidate.label, {})
         hours = way.get("seconds", math.nan) / 3600
         rows.append(
@@ -80,8 +79,8 @@ def rows_of_table(
                 "gap_half_width_95": gap.half_width,
                 "seeds_error": gap.seeds_error,
                 "rows_error": gap.rows_error,
-                "gap_shuffled": math.nan if shuffled is None else shuffled.mean,
-                "gap_shuffled_half_width_95": math.nan if shuffled is None else shuffled.half_width,
+                "gap_shuffled": shuffled.mean,
+                "gap_shuffled_half_width_95": shuffled.half_width,
                 "hours_to_target": hours,
                 "usd_to_target": hours * one.usd_per_hour,
                 "reached": way.get("reached", math.nan),
@@ -130,6 +129,12 @@ def _ways(
 def waiting(seconds: float) -> str:
     """How long one waits, in words."""
     return f"{seconds / 60:.2g} min" if seconds >= 60 else f"{max(1, seconds):.0f} s"
+
+
+def gap_in_words(gap: Interval) -> str:
+    """A gap with its interval."""
+    width = 1e3 * gap.half_width
+    return f"{1e3 * gap.mean:+.1f} ± {width:.1f} thousandths ({counted(gap.n, 'seed')})"
 
 
 def said_of_hosts(front: Sequence[Simulated]) -> str:

@@ -9,19 +9,22 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from experiments.choosing.batch import EXACT, Cell, Plan
 from experiments.choosing.decision import LOOKS, Decision, Entry, decide
 from experiments.choosing.speeds import Simulated
 from experiments.gaps import Run, finished, gap_over_seeds
 from experiments.line_search import at_rates, first_task
 from experiments.option_values import typed_values
+from experiments.options import REFERENCE
 from experiments.points import Line, Point, points_of, require_auc
 from experiments.search import Rates
 from experiments.statistics import Interval
 from experiments.study_file import read_study
 from experiments.sweeping import START_S, Speed, measured_speed, run_points
 from runtime.config import TrainConfig
-from runtime.data.source import Provenance
+from runtime.data.source import Provenance, Source
 
 MOST_CELLS = 4
 """Late cells that are trained beside sync."""
@@ -33,6 +36,8 @@ FIRST_LOOK = 0.5
 """Share of the time for training that two seeds of all cells may take."""
 SECOND_BATCH = 4
 """The mode that is advised is trained at a batch so many times as large, too."""
+UNTRAINED = 0.9
+"""Share of a field's ids in the test part from which on its rows judge nothing."""
 LEAST_S = 5.0
 """Seconds of training that a budget is taken to hold at least."""
 
@@ -44,9 +49,9 @@ class Log:
     config: TrainConfig
     """Sync on the whole log, as options and files have it."""
     facts: Provenance
-    fields: tuple[str, ...]
-    """Names of its id fields."""
     speed: Speed
+    unseen: Mapping[str, float]
+    """By id field, the share of its ids in the test part that no training sample has."""
 
     @property
     def samples(self) -> int:
@@ -72,6 +77,8 @@ class Budget:
     total_s: float
     began_s: float
     jobs: int
+    times_planned: float = 1.0
+    """Seconds that the last run of this call took, over those of the plan."""
 
     @property
     def left_s(self) -> float:
@@ -79,8 +86,8 @@ class Budget:
         return self.total_s - (time.monotonic() - self.began_s)
 
     def wall_s(self, runs: int, log: Log, samples: int) -> float:
-        """Seconds that so many runs take, as many at a time as may."""
-        return math.ceil(runs / self.jobs) * log.run_s(samples)
+        """Seconds that so many runs take, as many at a time as may, as slow as the last one was."""
+        return self.times_planned * math.ceil(runs / self.jobs) * log.run_s(samples)
 
     def first_look_samples(self, log: Log) -> float:
         """Samples that all runs of the first look may train together."""
@@ -99,12 +106,24 @@ def log_of(options: Any) -> Log:
     require_auc(source.layout, options.data)
     facts = source.provenance()
     speed = measured_speed(replace(line.config, batch=typed.get("batch", [128])[0]))
-    fields = tuple(each.name for each in source.layout.fields)
-    log = Log(config=line.config, facts=facts, fields=fields, speed=speed)
+    log = Log(config=line.config, facts=facts, speed=speed, unseen=_unseen(source))
     print(facts)
     if words := without_time_order(log):
         print(words)
     return log
+
+
+def _unseen(source: Source) -> dict[str, float]:
+    """By field, the share of its ids in the test part that no training sample has."""
+    names = [each.name for each in source.layout.fields]
+    trained = np.unique(np.concatenate([np.unique(part.ids) for part in source.chunks("train")]))
+    ids, new = np.zeros(len(names)), np.zeros(len(names))
+    for part in source.chunks("test"):
+        of_bag = np.tile(np.arange(len(names)), part.size)
+        field_of = of_bag if part.offsets is None else np.repeat(of_bag, np.diff(part.offsets))
+        ids += np.bincount(field_of, minlength=len(names))
+        new += np.bincount(field_of[~np.isin(part.ids, trained)], minlength=len(names))
+    return dict(zip(names, new / np.maximum(ids, 1), strict=True))
 
 
 def without_time_order(log: Log) -> str:
@@ -141,8 +160,8 @@ class Training:
     budget: Budget
     rates: Mapping[Cell, Rates] = field(default_factory=dict)
     """Learning rates that a search has chosen; others are as given."""
-    times_planned: float = 1.0
-    """Seconds that runs of this call took, over those of the plan."""
+    left_out: tuple[Cell, ...] = ()
+    """Cells of the plan that the budget did not hold in the end."""
 
     def lines(self, batch: int, shuffled: bool = False) -> dict[Cell, Line]:
         """Sync and every cell of the plan, on its window, at a batch."""
@@ -163,24 +182,35 @@ class Training:
     def train(
         self, cells: Iterable[Cell], seeds: int, batch: int | None = None, shuffled: bool = False
     ) -> None:
-        """Train sync and cells, as far as it is not done."""
+        """Train sync and cells, as far as it is not done and, in time order, the budget holds it by
+        what the last run took."""
+        began_s: dict[str, float] = {}
+
+        def begins(point: Point) -> bool:
+            # Both seeds of a first look begin, or none; sync's always, since all rests on them.
+            runs = 1
+            if point.config.seed < LOOKS[0]:
+                goes_on = point.config.seed > 0 or point.config.sync.mode is REFERENCE
+                runs = 0 if goes_on or shuffled else LOOKS[0]
+            began_s[point.label] = time.monotonic()
+            return not runs or self.wall_s(runs) <= self.budget.left_s
+
+        def ends(point: Point) -> None:
+            if point.label in began_s and batch is None:  # a larger batch is faster
+                run_s = time.monotonic() - began_s[point.label]
+                self.budget.times_planned = run_s / self.log.run_s(self.plan.samples)
+
         points = self.points(cells, seeds, batch, shuffled)
-        missing = self.missing(points)
-        began_s = time.monotonic()
-        run_points(points, self.options.out, self.options.jobs, self.plan.samples)
-        if missing and batch is None:  # a larger batch is faster
-            planned_s = self.budget.wall_s(missing, self.log, self.plan.samples)
-            self.times_planned = (time.monotonic() - began_s) / planned_s
+        out, jobs = self.options.out, self.options.jobs
+        run_points(points, out, jobs, self.plan.samples, ends, begins=begins)
 
     def missing(self, points: Iterable[Point]) -> int:
         """Those that are not done."""
         return sum(not point.is_done(self.options.out) for point in points)
 
     def wall_s(self, runs: int, samples: int | None = None) -> float:
-        """Seconds that so many runs take, as slow as those of this call were; ``samples``: None for
-        those of the plan."""
-        planned_s = self.budget.wall_s(runs, self.log, samples or self.plan.samples)
-        return self.times_planned * planned_s
+        """Seconds that so many runs take; ``samples``: None for those of the plan."""
+        return self.budget.wall_s(runs, self.log, samples or self.plan.samples)
 
     def points(
         self, cells: Iterable[Cell], seeds: int, batch: int | None = None, shuffled: bool = False
@@ -193,10 +223,7 @@ class Training:
     def runs(self, cell: Cell, batch: int | None = None, shuffled: bool = False) -> list[Run]:
         """Those that are done."""
         line = self.lines(batch or self.plan.batch, shuffled)[cell]
-        return finished(self._points(line), self.options.out)
-
-    def _points(self, line: Line) -> list[Point]:
-        return points_of([line], LOOKS[-1])[0]
+        return finished(points_of([line], LOOKS[-1])[0], self.options.out)
 
     def gap(self, cell: Cell, batch: int | None = None, shuffled: bool = False) -> Interval | None:
         """Test AUC minus sync's, over the seeds that both have; None of what is not trained."""
@@ -215,22 +242,22 @@ class Training:
 
     def entries(self, front: Sequence[Simulated]) -> list[Entry]:
         """The modes as the decision takes them."""
-        gaps = {one.cell: self.gap(one.cell) for one in front}
-        return [
-            Entry(
-                name=one.candidate.label,
-                gain=one.gain,
-                gap=gaps[one.cell],
-                trained=one.cell.is_exact or gaps[one.cell] is not None,
-            )
-            for one in front
-        ]
+        result = []
+        for one in front:
+            gap, name = self.gap(one.cell), one.candidate.label
+            is_known = one.cell.is_exact or gap is not None
+            result.append(Entry(name=name, gain=one.gain, gap=gap, trained=is_known))
+        return result
 
     def until_decided(self, front: Sequence[Simulated]) -> Decision:
         """Two seeds of every cell; then more of the two that the decision lies between, while they
         may tell and the budget holds them."""
         comparisons = len(self.plan.cells)
         self.train(self.plan.cells, LOOKS[0])
+        self.left_out = tuple(cell for cell in self.plan.cells if not self.runs(cell))
+        trained = tuple(cell for cell in self.plan.cells if cell not in self.left_out)
+        no_time = self.left_out + self.plan.no_time
+        self.plan = replace(self.plan, cells=trained, no_time=no_time)
         by_name = {one.candidate.label: one.cell for one in front}
         while True:
             decision = decide(self.entries(front), 1e-3 * self.options.tolerance, comparisons)
@@ -251,14 +278,11 @@ class Training:
         gap = self.gap(cell)
         return 0 if gap is None else gap.n
 
-    def at_second_batch(
-        self, front: Sequence[Simulated], decision: Decision
-    ) -> tuple[int, Interval] | None:
-        """The gap of the mode that is best at a batch four times as large; None where its rows are
+    def at_second_batch(self, best: Simulated) -> tuple[int, Interval] | None:
+        """The gap of the best mode at a batch four times as large; None where its rows are
         exact, where the cluster's own batch is trained, or where the budget does not hold it."""
-        cell = next(one.cell for one in front if one.candidate.label == decision.best)
+        cell, of_cluster = best.cell, int(best.row["batch"])
         batch = SECOND_BATCH * self.plan.batch
-        of_cluster = int(front[0].row["batch"])
         if cell.is_exact or self.plan.batch >= of_cluster or batch > self.plan.samples // 2:
             return None
         if self.wall_s(4) > self.budget.left_s and not self.gap(cell, batch):

@@ -61,7 +61,8 @@ class Options(Parallel):
     """free: as many embedding workers and servers for each mode as make it cheapest and fastest;
     given: as many as the cluster has."""
     minutes: Annotated[float, Within(0.1, 100_000), WITH_DATA] = 10.0
-    """Minutes that all of it may take; a longer log is cut to its last window."""
+    """Minutes that all of it may take: a longer log is cut to its last window, and modes that no
+    longer fit are left out."""
     tolerance: Annotated[float, Within(0, 1000), WITH_DATA] = 1.0
     """Thousandths of AUC that a mode may lose and still be as good."""
     tune: Annotated[bool, WITH_DATA] = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -90,15 +89,11 @@ BAR_AFTER_S = 1.0
 
 @contextmanager
 def progress(scenario: Scenario) -> Iterator[Callable[[], object]]:
-    """A bar on a terminal, after a second; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from tqdm import tqdm  # only a terminal needs it
-
+    """A bar on a terminal, after a second; else lines."""
+    from persia_sim.base.progress import Progress
     from persia_sim.engine.rank import pushes_of
 
-    with tqdm(total=pushes_of(scenario), unit=" pushes", delay=BAR_AFTER_S, leave=False) as bar:
+    with Progress(total=pushes_of(scenario), unit=" pushes", delay=BAR_AFTER_S, leave=False) as bar:
         yield bar.update
 
 
@@ -158,15 +153,14 @@ def run(options: SimulateOptions) -> str:
 
     # What would help: a run for each change.
     if options.sensitivity:
-        from tqdm import tqdm  # on a terminal: run 3 of 12
-
+        from persia_sim.base.progress import Progress
         from persia_sim.report.sensitivity import choices, gains, without_slow
 
         tries = {"10 % faster": None, "twice": choices(scenario), "without": without_slow(scenario)}
         for change, tried in tries.items():
             if tried == {}:
                 continue
-            watch = partial(tqdm, desc=change, unit=" runs", leave=False, disable=None)
+            watch = partial(Progress, desc=change, unit=" runs", leave=False)
             changes[change] = gains(scenario, held.miss_rate, tried, watch)
         helps += [(name, _shown(by_resource)) for name, by_resource in changes.items()]
     on_gpus = None

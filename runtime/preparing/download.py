@@ -411,11 +411,11 @@ def publication(name: str) -> Publication:
 
 
 def _fetch(name: str, folder: Path | None) -> None:
-    from tqdm import tqdm  # only a terminal needs it
+    from persia_sim.base.progress import Progress
 
     wanted = publication(name)
     print(f"{wanted.url}\n{wanted.terms}")
-    with tqdm(unit="B", unit_scale=True, desc=name, delay=0.3) as bar:
+    with Progress(unit="B", unit_scale=True, desc=name, delay=0.3) as bar:
 
         def report(received: int, announced: int | None) -> None:
             bar.total = announced

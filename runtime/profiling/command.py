@@ -50,14 +50,13 @@ def profile(arguments: Sequence[str]) -> None:
     # The file's place is looked at before minutes are spent.
     options = read_options(Profile, arguments, "persia-runtime profile")
     ensure_place(options.out, "profile", {"schema"}, {"laws", "gpu"})
-    from tqdm import tqdm
-
+    from persia_sim.base.progress import Progress
     from runtime.profiling.profile import measure_profile, measurements
     from runtime.run.folder import write_json
 
     # Measure, with a bar; then the laws, for a person and for the simulator.
     total = measurements(options.processes, options.device)
-    with tqdm(total=total, desc="profile", unit=" stages", disable=None) as bar:
+    with Progress(total=total, desc="profile", unit=" stages") as bar:
         measured = measure_profile(
             options.dim,
             options.hidden,

@@ -15,6 +15,7 @@ import pytest
 from scipy import stats
 
 import experiments
+from experiments import choosing
 from experiments.choosing.answer import _workload_of
 from experiments.choosing.batch import Cell, batch_for, planned, samples_for
 from experiments.choosing.decision import Decision, Entry, bounds_of, decide
@@ -22,6 +23,7 @@ from experiments.choosing.speeds import TAUS, candidates
 from experiments.choosing.table import columns_of
 from experiments.statistics import Interval
 from experiments.studies import which_mode_oracle as oracle
+from experiments.sweeping import PRELOADED
 from persia_sim.base.files import read_document
 from persia_sim.base.vocabulary import Mode
 from persia_sim.bounds.closed_form import answer, cycles
@@ -305,6 +307,23 @@ def test_json_is_one_document_with_the_advice_and_gaps_of_shuffled_samples(tmp_p
     assert {"mode", "samples_per_s", "gap"} <= set(document["modes"][0])
 
 
+def test_simulations_and_runs_are_forks_of_one_server_which_has_loaded_what_runs_need(
+    tmp_path, monkeypatch
+):
+    """A server that the simulations start without torch would have each run load it: seconds."""
+    calls = []
+    monkeypatch.setattr(choosing.answer, "fork_server", calls.append)
+
+    def simulate_all(*_):
+        calls.append("simulations")
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(choosing.answer, "simulate_all", simulate_all)
+    with pytest.raises(ValueError, match="far enough"):
+        asked(tmp_path)
+    assert calls == [PRELOADED, "simulations"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -327,7 +346,10 @@ def test_a_log_whose_label_has_no_auc_is_refused_before_anything_is_simulated(
         'name = "log"\nfile = "log.csv"\nlabels = ["rating"]\nregression = ["rating"]\n'
         'split = { test_fraction = 0.2 }\ncolumns = ["user"]\n'
     )
-    with pytest.raises(ValueError, match=r"compare AUC, and rating, .*log\.toml, is a regression"):
+    with pytest.raises(
+        ValueError,
+        match=r"rating, .*is a regression .*log\['liked'\] = 1 \* \(log\['rating'\] >= 4",
+    ):
         experiments.which_mode(
             tmp_path / "log.toml", EXAMPLES / "cluster.toml", out=tmp_path / "out"
         )

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from experiments.choosing import training
-from experiments.choosing.answer import advised, notes
-from experiments.choosing.batch import Cell, samples_for
+from experiments.choosing.answer import advised, notes, plan_of
+from experiments.choosing.batch import EXACT, Cell, Plan, samples_for
 from experiments.choosing.decision import Decision, Entry, decide
-from experiments.choosing.table import columns_of
+from experiments.choosing.table import columns_of, why_empty
 from experiments.choosing.training import Budget, Log, Training
-from experiments.sweeping import Speed
+from experiments.sweeping import START_S, Speed
 from persia_sim.base.vocabulary import Mode
 from persia_sim.report.ranges import Range
 from runtime.config import TrainConfig
+from runtime.data.open import open_source
 
 TOLERANCE = 1e-3
 
@@ -114,38 +116,123 @@ def test_seeds_that_would_be_needed_are_an_estimate_and_their_minutes_go_to_the_
     assert f"By an estimate from 2, {words}" in told
 
 
-def test_minutes_are_those_that_the_runs_of_this_call_took(tmp_path, monkeypatch):
+def as_log(samples: int, samples_per_s: float) -> Log:
+    facts = SimpleNamespace(train_rows=samples, test_rows=0, digest="of the log")
+    speed = Speed(samples_per_s, 1, samples)
+    return Log(config=TrainConfig(), facts=facts, speed=speed, unseen={})
+
+
+@pytest.fixture
+def training_of_100_s(tmp_path, monkeypatch):
+    """Sync and four cells, whose runs take three times what the plan said: 10 s each."""
+    log = as_log(20_000, 20_000 / (10 / 3 - START_S))
+    cells = tuple(Cell(rows_late=late, dense_late=0) for late in (1, 2, 3, 4))
+    plan = Plan(cells=cells, too_late=(), no_time=(), batch=32, samples=20_000)
+    options = SimpleNamespace(out=tmp_path, jobs=1, minutes=100 / 60, tolerance=1.0)
+    trained = Training(options=options, log=log, plan=plan, budget=Budget(100.0, 0.0, jobs=1))
+    clock, done = [0.0], []
+    monkeypatch.setattr(training.time, "monotonic", lambda: clock[0])
+
+    def points(self, cells, seeds, batch=None, shuffled=False):
+        modes = {EXACT: Mode.SYNC} | dict.fromkeys(cells, Mode.HYBRID)
+        return [
+            SimpleNamespace(
+                label=f"{cell.name}, seed {seed}",
+                config=SimpleNamespace(seed=seed, sync=SimpleNamespace(mode=mode)),
+                is_done=lambda root, at=(cell, seed): at in done,
+                at=(cell, seed),
+            )
+            for cell, mode in modes.items()
+            for seed in range(seeds)
+        ]
+
+    def run_points(points, out, jobs, samples, on_result, begins):
+        for point in points:
+            if point.at not in done:
+                if not begins(point):
+                    return
+                clock[0] += 10.0
+                done.append(point.at)
+            on_result(point)
+
+    monkeypatch.setattr(Training, "points", points)
+    monkeypatch.setattr(Training, "runs", lambda self, cell: [at for at in done if at[0] == cell])
+    monkeypatch.setattr(Training, "gap", lambda self, cell, batch=None: None)
+    monkeypatch.setattr(training, "run_points", run_points)
+    monkeypatch.setattr(training, "decide", lambda *_: Decision(best="sync"))
+    return trained, clock, done
+
+
+def test_cells_that_no_longer_fit_at_the_speed_of_the_runs_do_not_begin(training_of_100_s):
+    """By the plan all ten runs take 33 s of the 100; at the speed of the first one 100 s."""
+    trained, clock, done = training_of_100_s
+    trained.budget.total_s = 75.0
+    assert trained.wall_s(10) == pytest.approx(100 / 3)
+    trained.until_decided([])
+    assert clock[0] == 60.0 and len(done) == 6, "a pair more would end after 80 s"
+    first, second, *others = (Cell(rows_late=late, dense_late=0) for late in (1, 2, 3, 4))
+    assert trained.left_out == tuple(others)
+    assert trained.plan.cells == (first, second)
+    assert why_empty(others[0], trained) == "needs 20 s more"
+    # The same line again has 75 s more, and does what is missing.
+    again = replace(trained, budget=Budget(75.0, clock[0], jobs=1))
+    again.plan = replace(trained.plan, cells=(first, second, *others), no_time=())
+    again.until_decided([])
+    assert (again.left_out, len(done), clock[0]) == ((), 10, 100.0)
+
+
+def test_minutes_are_those_that_the_last_run_of_this_call_took(training_of_100_s):
     """Runs that take three times what the plan said are three times as long in all that is said."""
-    log = Log(
-        config=TrainConfig(),
-        facts=SimpleNamespace(train_rows=1_000, test_rows=0),
-        fields=(),
-        speed=Speed(100.0, 1, 1_000),
-    )
-    plan = SimpleNamespace(samples=1_000, batch=10, too_late=(), no_time=())
-    trained = Training(
-        options=SimpleNamespace(out=tmp_path, jobs=2),
-        log=log,
-        plan=plan,
-        budget=Budget(600.0, 0.0, jobs=2),
-    )
+    trained, _, _ = training_of_100_s
     planned_s = trained.wall_s(6)
-    assert planned_s == 3 * log.run_s(1_000)
-    seconds = [0.0]
-    monkeypatch.setattr(training.time, "monotonic", lambda: seconds[0])
-    points = [SimpleNamespace(is_done=lambda root, k=k: k == 0) for k in range(5)]
-    monkeypatch.setattr(Training, "points", lambda *_: points)
-
-    def three_times_as_long(*_):
-        seconds[0] += 3 * 2 * log.run_s(1_000)
-
-    monkeypatch.setattr(training, "run_points", three_times_as_long)
-    trained.train([], 2)  # four runs, two at a time
-    assert trained.wall_s(6) == pytest.approx(3 * planned_s)
-    # Runs that were there say nothing, nor do those at another batch.
-    points[1:] = []
     trained.train([], 2)
     assert trained.wall_s(6) == pytest.approx(3 * planned_s)
+    # Runs that were there say nothing, nor do those at another batch.
+    trained.budget.times_planned = 2.0
+    trained.train([], 2)
+    trained.train([], 4, batch=40)
+    assert trained.wall_s(6) == pytest.approx(2 * planned_s)
+
+
+def test_more_minutes_complete_a_window_before_they_take_a_longer_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(training.time, "monotonic", lambda: 0.0)
+    log = as_log(200_000, 10_000.0)
+    front = [as_simulated(f"hybrid, tau {k}", Mode.HYBRID, k, 2.0, 9.0) for k in (1, 2)]
+    for one in front:
+        one.row["batch"] = 16_384
+
+    def window(minutes: float, missing: int) -> int:
+        monkeypatch.setattr(Training, "points", lambda *_: [None] * missing)
+        monkeypatch.setattr(Training, "missing", lambda self, points: len(points))
+        options = SimpleNamespace(out=tmp_path, minutes=minutes, set=(), tune=False)
+        return plan_of(options, Budget(60 * minutes, 0.0, jobs=1), log, front).samples
+
+    short = window(2, missing=6)
+    assert 90_000 < short < 100_000
+    assert window(2, missing=6) == window(3, missing=3) == window(1, missing=3) == short
+    assert window(3, missing=0) == short, "no more minutes than before"
+    longer = window(3.5, missing=0)
+    assert longer > 1.5 * short
+    assert window(2, missing=6) == window(3.5, missing=0) == longer
+
+
+def test_a_field_whose_ids_of_the_test_part_were_never_trained_is_named(tmp_path):
+    rows = [f"s{k},{k % 7},a{k % 5}|b{k % 3},{k % 2}" for k in range(400)]
+    (tmp_path / "log.csv").write_text("\n".join(["session,item,tags,click", *rows]) + "\n")
+    (tmp_path / "log.toml").write_text(
+        'name = "log"\nfile = "log.csv"\nlabels = ["click"]\nsplit = { test_fraction = 0.25 }\n'
+        'columns = ["session", "item", { name = "tags", kind = "multi", separator = "|" }]\n'
+    )
+    unseen = training._unseen(open_source(str(tmp_path / "log.toml")))
+    assert unseen == {"session": 1.0, "item": 0.0, "tags": 0.0}
+    front = [as_simulated("sync", Mode.SYNC, 0, 1.0, 9.0)]
+    log = SimpleNamespace(samples=9, unseen={"session": 0.904, "item": 0.9})
+    plan = SimpleNamespace(cells=(), samples=9)
+    told = notes(SimpleNamespace(log=log, plan=plan, left_out=()), front, [])
+    assert [line for line in told if "never trained" in line] == [
+        "session: 90 % of its ids in the test part were never trained, so its rows are worth"
+        " nothing here: leave it out of columns, or split otherwise"
+    ]
 
 
 def test_a_gap_says_of_how_many_seeds_it_is_and_that_two_are_no_result():
@@ -157,7 +244,8 @@ def test_a_gap_says_of_how_many_seeds_it_is_and_that_two_are_no_result():
     assert cell(row | {"seeds": 8}) == "+1.0 ± 65.7 at 2, 8 seeds"
     front = [as_simulated("hybrid, tau 2", Mode.HYBRID, 2, 3.0, 9.0)]
     plan = SimpleNamespace(cells=(front[0].cell,), samples=9, batch=1)
-    trained = SimpleNamespace(log=SimpleNamespace(samples=9), plan=plan, seeds_of=lambda cell: 2)
+    log = SimpleNamespace(samples=9, unseen={})
+    trained = SimpleNamespace(log=log, plan=plan, left_out=(), seeds_of=lambda cell: 2)
     assert any("2 seeds are a first look" in line for line in notes(trained, front, []))
     trained.seeds_of = lambda cell: 4
     assert not any("first look" in line for line in notes(trained, front, []))
@@ -165,9 +253,11 @@ def test_a_gap_says_of_how_many_seeds_it_is_and_that_two_are_no_result():
 
 def test_what_binds_a_mode_is_told_once_and_names_do_not_run_together():
     front = [as_simulated("async, tau 2", Mode.ASYNC, 20, 3.0, 9.0)] * 2
-    log, plan = SimpleNamespace(samples=9), SimpleNamespace(cells=(), samples=9)
+    log, plan = SimpleNamespace(samples=9, unseen={}), SimpleNamespace(cells=(), samples=9)
     told = notes(
-        SimpleNamespace(log=log, plan=plan), front, ["lookahead, cheapest", "lookahead, fastest"]
+        SimpleNamespace(log=log, plan=plan, left_out=()),
+        front,
+        ["lookahead, cheapest", "lookahead, fastest"],
     )
     assert told[0] == "the simulated rate is bound by: window in async, tau 2"
     assert told[1].endswith("as little late: lookahead, cheapest; lookahead, fastest")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,11 +20,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from tqdm import tqdm
 
 from experiments.points import Point, data_sha256
 from experiments.result_cache import sole_writer
 from experiments.sweeping import Whole, print_plan, run_points
+from persia_sim.base import progress
+from persia_sim.base.progress import Progress
 from persia_sim.base.vocabulary import Mode
 from runtime.config import (
     CheckpointConfig,
@@ -39,6 +41,7 @@ from runtime.run.folder import read_summary
 from runtime.run.record import run_into
 from runtime.stop import Ending, Interrupted, Terminated
 from tests.experiments.clicks import clicks_file
+from tests.tree import PACKAGES, ROOT
 
 pytestmark = pytest.mark.multiproc
 TINY = TrainConfig(
@@ -59,17 +62,32 @@ def points(count: int, **changes: object) -> list[Point]:
 def test_one_bar_counts_over_all_parts_of_a_study(tmp_path, monkeypatch):
     bars = []
 
-    class Bar(tqdm):
+    class Bar(Progress):
         def __init__(self, **options: object) -> None:
             bars.append((options["initial"], options["total"]))
             super().__init__(**options)
 
-    monkeypatch.setattr("tqdm.tqdm", Bar)
+    monkeypatch.setattr(progress, "Progress", Bar)
     whole = Whole(3)
     for part in ("a", "b", "c"):
         run_points(points(1), tmp_path / part, 1, 512, whole=whole)
     run_points(points(1), tmp_path / "more than was planned", 1, 512, whole=whole)
     assert bars == [(0, 3), (1, 3), (2, 3), (3, 4)]
+
+
+def test_a_sweep_says_how_far_it_is_where_no_terminal_shows_a_bar(tmp_path, monkeypatch, capsys):
+    run_points(points(1), tmp_path / "short", 1, 512)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    run_points(points(2), tmp_path / "long", 1, 512)
+    said = capsys.readouterr().err
+    assert "\r" not in said and re.fullmatch(r"(training: .* [0-2]\.\d/2 points \[.*\]\n)+", said)
+
+
+def test_every_bar_of_every_command_is_one_that_says_lines_without_a_terminal():
+    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    users = [path.name for path in files if "import tqdm" in path.read_text()]
+    assert users == ["progress.py"]
 
 
 def test_a_second_run_does_nothing_and_a_larger_one_only_the_rest(tmp_path):
@@ -102,6 +120,22 @@ def test_a_point_does_not_ask_again_what_its_sweep_knows_of_code_and_machine(tmp
     written = json.loads((points(1)[0].folder(tmp_path) / "env.json").read_text())
     assert written["commit"] == "of the sweep"
     assert "packages" not in written
+
+
+def test_a_point_that_is_not_to_begin_is_left_out_with_all_behind_it_and_is_no_failure(tmp_path):
+    """A second run does what is left."""
+    run_points(points(1), tmp_path, jobs=1, samples_per_point=512)
+    asked = []
+
+    def begins(point: Point) -> bool:
+        asked.append(point.label)
+        return len(asked) < 2
+
+    run_points(points(5), tmp_path, jobs=1, samples_per_point=512, begins=begins)
+    assert asked == ["seed1", "seed2"]
+    assert [point.is_done(tmp_path) for point in points(5)] == [True, True, False, False, False]
+    run_points(points(3), tmp_path, jobs=2, samples_per_point=512)
+    assert points(3)[2].is_done(tmp_path)
 
 
 def test_a_failed_point_is_named_and_the_others_are_kept(tmp_path):

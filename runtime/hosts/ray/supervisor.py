@@ -24,8 +24,8 @@ from typing import Any
 
 import ray
 import torch.distributed as dist
-from tqdm import tqdm
 
+from persia_sim.base.progress import Progress
 from runtime.checkpoint.places import complete_checkpoints, fetched
 from runtime.hosts.ray.actors import RankActor, RankExit, ServerActor, actor_at
 from runtime.hosts.ray.room import Placement, ResourcePlan, Room, connected, reserved
@@ -138,7 +138,7 @@ class Supervised:
 
         # What the user sees.
         mode = str(command.run.sync.mode)
-        self._bar = tqdm(unit=" samples", unit_scale=True, desc=mode, disable=None)
+        self._bar = Progress(unit=" samples", unit_scale=True, desc=mode)
 
     def __enter__(self) -> Supervised:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
