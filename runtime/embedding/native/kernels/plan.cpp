@@ -11,92 +11,112 @@ namespace embedding {
 
 namespace {
 
-constexpr size_t kAhead = 16;  // ids between prefetch and probe
+constexpr size_t kAhead = 32;  // ids between prefetch and probe
+constexpr size_t kKnownAhead = 8;  // and between the prefetch of an id that may be the same and its use
 constexpr size_t kLeastIds = 8192;  // worth a second thread
-// Ids of a field, for a team of one, from which on merging field by field pays. Of 26 fields two threads
-// were 1.6 times as fast as one with 32,768 ids a field, 1.3 with 24,576, and 0.7 with 16,384 (measured
-// 2026-11 on an EPYC of family 25); that more threads need fewer is assumed.
-constexpr size_t kLeastIdsOfField = 2 * 24576;
-constexpr size_t kLeastSamples = 512;
+constexpr size_t kLeastIdsOfPart = 65536;  // of a thread, from which on sharing a table's ids pays
+constexpr size_t kMostNear = 65536;  // ids that stay in a cache while they are merged
 
 // A hash table from id to its number, cleared by a new epoch instead of a sweep. An entry is 8 bytes
 // (epoch, a piece of the hash, number), so that it stays in the cache; the ids stand in the result.
 class Scratch {
  public:
-  void start(size_t expected) {
-    size_t size = 1024;
-    while (size < 2 * expected) size *= 2;
-    if (size > entries_.size() || size * 16 < entries_.size()) clear(size);
-    if (++epoch_ > kMostEpoch) clear(entries_.size());
-  }
-
-  void prefetch(uint64_t hash) const { embedding::prefetch(&entries_[hash & mask_]); }
-  bool crowded(size_t used) const { return 3 * used > 2 * entries_.size(); }
-
-  // The number of `id` among the first `count` of `ids`, which it joins when it is new.
-  uint32_t number(uint64_t id, uint64_t hash, uint64_t* ids, uint32_t& count) {
-    const uint32_t mark = mark_of(hash);
-    for (size_t at = hash & mask_;; at = (at + 1) & mask_) {
-      Entry& entry = entries_[at];
-      if (entry.mark >> kPieceBits != epoch_) {
-        entry = {mark, count};
-        ids[count] = id;
-        return count++;
-      }
-      if (entry.mark == mark && ids[entry.number] == id) return entry.number;
-    }
-  }
-
-  void grow(const uint64_t* ids, uint32_t count) {
-    clear(2 * entries_.size());
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint64_t hash = mix64(ids[i]);
-      size_t at = hash & mask_;
-      while (entries_[at].mark >> kPieceBits == epoch_) at = (at + 1) & mask_;
-      entries_[at] = {mark_of(hash), i};
-    }
-  }
-
- private:
   struct Entry {
     uint32_t mark;  // epoch above, a piece of the hash below
     uint32_t number;
   };
   static constexpr uint32_t kPieceBits = 16;
+
+  void start(size_t expected) {
+    size_t size = 1024;
+    while (size < 2 * expected) size *= 2;
+    if (size > mask_ + 1 || size * 16 < mask_ + 1) clear(size);
+    if (++epoch_ > kMostEpoch) clear(mask_ + 1);
+  }
+
+  Entry* entries() { return entries_.data(); }
+  size_t mask() const { return mask_; }
+  uint32_t epoch() const { return epoch_; }
+  uint32_t most() const { return static_cast<uint32_t>((mask_ + 1) / 3 * 2); }
+
+  void grow(const uint64_t* ids, uint32_t count) {
+    clear(2 * (mask_ + 1));
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint64_t hash = mix64(ids[i]);
+      size_t at = hash & mask_;
+      while (entries()[at].mark >> kPieceBits == epoch_) at = (at + 1) & mask_;
+      entries()[at] = {mark_of(hash, epoch_), i};
+    }
+  }
+
+  static uint32_t mark_of(uint64_t hash, uint32_t epoch) {
+    return epoch << kPieceBits | static_cast<uint32_t>(hash >> (64 - kPieceBits));
+  }
+
+ private:
   static constexpr uint32_t kMostEpoch = (1u << (32 - kPieceBits)) - 1;
 
-  uint32_t mark_of(uint64_t hash) const {
-    return epoch_ << kPieceBits | static_cast<uint32_t>(hash >> (64 - kPieceBits));
-  }
   void clear(size_t size) {
-    entries_.assign(size, Entry{0, 0});
+    entries_ = Column<Entry>(size);
+    std::fill_n(entries(), size, Entry{0, 0});
     mask_ = size - 1;
     epoch_ = 1;
   }
 
-  std::vector<Entry> entries_;
+  Column<Entry> entries_{0};  // [mask_ + 1], on huge pages where it is large
   size_t mask_ = 0;
   uint32_t epoch_ = 0;
 };
 
-// Which distinct ids `ids` [n] holds, in the order of first appearance: they go to `distinct` (room
-// for n), inverse [n] says which one each is. Returns how many. Scratch is kept per thread. A function
-// of its own, so that its loop has the registers.
-[[gnu::noinline]] uint32_t merge_duplicates(const uint64_t* ids, size_t n, int32_t* inverse,
-                                            uint64_t* distinct) {
-  static thread_local Scratch kept;
-  Scratch scratch = std::move(kept);  // here, so that the loop may hold it in registers
-  scratch.start(n / 2);
-  uint32_t count = 0;
-  uint64_t hashes[kAhead];
-  for (size_t i = 0; i < std::min(kAhead, n); ++i) scratch.prefetch(hashes[i] = mix64(ids[i]));
-  for (size_t i = 0; i < n; ++i) {
-    const uint64_t hash = hashes[i % kAhead];
-    if (i + kAhead < n) scratch.prefetch(hashes[i % kAhead] = mix64(ids[i + kAhead]));
-    inverse[i] = static_cast<int32_t>(scratch.number(ids[i], hash, distinct, count));
-    if (scratch.crowded(count)) scratch.grow(distinct, count);
+// Numbers ids from number `at` on, until all n have one or the table is crowded; returns where it
+// stopped. A function of its own, so that its loop has the registers. `Far`: what it looks up comes
+// from no near cache, entries or ids.
+template <bool Far>
+[[gnu::noinline]] size_t number_ids(Scratch& scratch, const uint64_t* ids, size_t at, size_t n,
+                                    int32_t* inverse, uint64_t* distinct, uint32_t& numbered) {
+  Scratch::Entry* const entries = scratch.entries();
+  const size_t mask = scratch.mask();
+  const uint32_t epoch = scratch.epoch(), most = scratch.most();
+  constexpr size_t ahead = Far ? kAhead : kAhead / 2;
+  uint64_t hashes[ahead] = {};
+  uint32_t count = numbered;
+  for (size_t i = at; i < std::min(at + ahead, n); ++i) {
+    prefetch(entries + ((hashes[i % ahead] = mix64(ids[i])) & mask));
   }
-  kept = std::move(scratch);
+  for (; at < n && count < most; ++at) {
+    const uint64_t id = ids[at], hash = hashes[at % ahead];
+    if (at + ahead < n) prefetch(entries + ((hashes[at % ahead] = mix64(ids[at + ahead])) & mask));
+    if (Far) prefetch(distinct + entries[hashes[(at + kKnownAhead) % ahead] & mask].number);
+    const uint32_t mark = Scratch::mark_of(hash, epoch);
+    for (size_t place = hash & mask;; place = (place + 1) & mask) {
+      Scratch::Entry& entry = entries[place];
+      if (entry.mark >> Scratch::kPieceBits != epoch) {
+        entry = {mark, count};
+        distinct[count] = id;
+        inverse[at] = static_cast<int32_t>(count++);
+        break;
+      }
+      if (entry.mark == mark && distinct[entry.number] == id) {
+        inverse[at] = static_cast<int32_t>(entry.number);
+        break;
+      }
+    }
+  }
+  numbered = count;
+  return at;
+}
+
+// Which distinct ids `ids` [n] holds, in the order of first appearance: they go to `distinct` (room
+// for n), inverse [n] says which one each is. Returns how many. Scratch is kept per thread.
+uint32_t merge_duplicates(const uint64_t* ids, size_t n, int32_t* inverse, uint64_t* distinct) {
+  static thread_local Scratch scratch;
+  scratch.start(n / 2);
+  const auto number = n > kMostNear ? number_ids<true> : number_ids<false>;
+  uint32_t count = 0;
+  for (size_t at = 0; at < n;) {
+    if (count >= scratch.most()) scratch.grow(distinct, count);
+    at = number(scratch, ids, at, n, inverse, distinct, count);
+  }
   return count;
 }
 
@@ -133,94 +153,67 @@ struct Bags {
   }
 };
 
+// A run of fields: its ids side by side, merged, and how many of each sample are new.
+struct Part {
+  Column<uint64_t> own{0}, found{0};
+  Column<int32_t> which{0};
+  Column<uint32_t> fresh{0};
+};
+
 // What merge_duplicates gives where fields have no id in common, by several threads. Each merges some of
-// the fields: a hash table of one field stays in the second level of cache. Then what was found is
-// numbered in the order of first appearance in the batch.
-uint32_t merge_by_field(const uint64_t* ids, const Bags& bags, int32_t* inverse, uint64_t* distinct) {
-  const size_t fields = bags.fields, samples = bags.samples;
-
-  // Arrays hold all fields one after the other, with gaps: else a cache would keep the same part of
-  // each of them in the same place.
-  constexpr size_t kGap = 16;
-  const size_t row = samples + kGap;
-  Column<uint32_t> all_ends(fields * row), all_numbers(fields * row);
-  uint32_t* const ends = all_ends.data();  // [fields, row]: where a field's ids of a sample end
-  std::vector<size_t> begin(fields + 1, 0);
-  for (size_t b = 0; b < samples; ++b) {
-    for (size_t f = 0; f < fields; ++f) {
-      begin[f + 1] += bags.at(b, f + 1) - bags.at(b, f);
-      ends[f * row + b] = static_cast<uint32_t>(begin[f + 1]);
-    }
-  }
-  for (size_t f = 0; f < fields; ++f) begin[f + 1] += begin[f] + kGap;
-  Column<uint64_t> all_own(begin[fields]), all_found(begin[fields]);
-  Column<int32_t> all_which(begin[fields]), all_given(begin[fields]);
-
-  // Each field by itself: its ids side by side, merged, and how many are new in each bag.
-  uint32_t* const first = all_numbers.data();  // [fields, row]: that; then the number of the first one
-  share(fields, 1, [&](size_t from, size_t to) {
-    std::vector<uint64_t*> at;
-    for (size_t f = from; f < to; ++f) at.push_back(all_own.data() + begin[f]);
-    for (size_t b = 0; b < samples; ++b) {
-      const uint64_t* id = ids + bags.at(b, from);
-      for (size_t f = from; f < to; ++f) {
-        const uint64_t* const end = all_own.data() + begin[f] + ends[f * row + b];
-        while (at[f - from] < end) *at[f - from]++ = *id++;
+// the fields; then what was found is numbered in the order of first appearance in the batch.
+uint32_t merge_by_part(const uint64_t* ids, const Bags& bags, size_t parts, int32_t* inverse,
+                       uint64_t* distinct) {
+  const size_t samples = bags.samples;
+  const auto field = [&](size_t part) { return bags.fields * part / parts; };
+  std::vector<Part> all(parts);
+  share(parts, 1, [&](size_t from, size_t to) {
+    for (size_t p = from; p < to; ++p) {
+      const size_t first = field(p), last = field(p + 1);
+      size_t n = 0;
+      for (size_t b = 0; b < samples; ++b) n += bags.at(b, last) - bags.at(b, first);
+      Part& part = all[p];
+      part = {Column<uint64_t>(n), Column<uint64_t>(n), Column<int32_t>(n), Column<uint32_t>(samples)};
+      uint64_t* own = part.own.data();
+      for (size_t b = 0; b < samples; ++b) {
+        own = std::copy(ids + bags.at(b, first), ids + bags.at(b, last), own);
       }
-    }
-    for (size_t f = from; f < to; ++f) {
-      const uint32_t* const end = ends + f * row;
-      int32_t* const which = all_which.data() + begin[f];
-      merge_duplicates(all_own.data() + begin[f], end[samples - 1], which,
-                       all_found.data() + begin[f]);
-      uint32_t i = 0;
+      merge_duplicates(part.own.data(), n, part.which.data(), part.found.data());
+      const int32_t* which = part.which.data();
       int32_t count = 0;
       for (size_t b = 0; b < samples; ++b) {
         const int32_t before = count;
-        for (; i < end[b]; ++i) count += which[i] == count;  // without a branch: nobody foresees it
-        first[f * row + b] = static_cast<uint32_t>(count - before);
+        const int32_t* const end = which + (bags.at(b, last) - bags.at(b, first));
+        while (which < end) count += *which++ == count;  // without a branch: nobody foresees it
+        part.fresh.data()[b] = static_cast<uint32_t>(count - before);
       }
     }
   });
-  uint32_t count = 0;
-  for (size_t b = 0; b < samples; ++b) {
-    for (size_t f = 0; f < fields; ++f) {
-      const uint32_t fresh = std::exchange(first[f * row + b], count);
-      count += fresh;
-    }
+  Column<uint32_t> all_starts(samples * parts + 1);  // the number of a sample's first new id of a part
+  uint32_t* const starts = all_starts.data();
+  starts[0] = 0;
+  for (size_t b = 0, at = 0; b < samples; ++b) {
+    for (size_t p = 0; p < parts; ++p, ++at) starts[at + 1] = starts[at] + all[p].fresh.data()[b];
   }
-
-  // Each field's ids get their numbers; those of a bag end where those of the next one begin.
-  share(fields, 1, [&](size_t from, size_t to) {
-    for (size_t f = from; f < to; ++f) {
-      const uint32_t* const next = f + 1 < fields ? first + (f + 1) * row : first + 1;
-      const uint64_t* found = all_found.data() + begin[f];
-      int32_t* const given = all_given.data() + begin[f];
-      int32_t* last = given;
+  share(parts, 1, [&](size_t from, size_t to) {
+    for (size_t p = from; p < to; ++p) {
+      const size_t first = field(p), last = field(p + 1);
+      Column<int32_t> all_given(all[p].which.size());
+      const int32_t *const given = all_given.data(), *which = all[p].which.data();
+      const uint64_t* found = all[p].found.data();
+      int32_t* next = all_given.data();
       for (size_t b = 0; b < samples; ++b) {
-        const uint32_t end = f + 1 == fields && b + 1 == samples ? count : next[b];
-        for (uint32_t number = first[f * row + b]; number < end; ++number) {
-          *last++ = static_cast<int32_t>(number);
+        const uint32_t* const start = starts + b * parts + p;
+        for (uint32_t number = start[0]; number < start[1]; ++number) {
+          *next++ = static_cast<int32_t>(number);
           distinct[number] = *found++;
         }
-      }
-      int32_t* const which = all_which.data() + begin[f];
-      for (uint32_t i = 0; i < ends[f * row + samples - 1]; ++i) which[i] = given[which[i]];
-    }
-  });
-
-  // And back in the order of the batch.
-  share(samples, kLeastSamples, [&](size_t from, size_t to) {
-    for (size_t b = from; b < to; ++b) {
-      int32_t* out = inverse + bags.at(b, 0);
-      for (size_t f = 0; f < fields; ++f) {
-        const int32_t* const which = all_which.data() + begin[f];
-        const uint32_t end = ends[f * row + b];
-        for (uint32_t i = b ? ends[f * row + b - 1] : 0; i < end; ++i) *out++ = which[i];
+        const size_t end = bags.at(b, last);
+        for (size_t i = bags.at(b, first); i < end; ++i) inverse[i] = given[*which++];
       }
     }
   });
-  return count;
+  return starts[samples * parts];
 }
 
 // Of all tables, side by side.
@@ -254,7 +247,9 @@ std::vector<bool> rows_apart(const uint64_t* ids, const Bags& bags, const int32_
       if (from == to) continue;
       if (!met[f]) tag[f] = ids[from];
       met[f] = true;
-      for (size_t i = from; i < to; ++i) differ[f] |= ids[i] ^ tag[f];
+      uint64_t any = 0;
+      for (size_t i = from; i < to; ++i) any |= ids[i] ^ tag[f];
+      differ[f] |= any;
     }
   }
   std::vector<bool> apart(tables, true);
@@ -335,12 +330,11 @@ BatchPlan plan_batch(const Ids& given, const Given<int64_t>& bounds, const Given
       int64_t* const bounds_of = &plan.bounds[t * (shards + 1)];
       if (shards > 1 && kept_found.size() < met) kept_found.resize(met);  // fresh memory costs more
       uint64_t* const found = shards > 1 ? kept_found.data() : into;
-      const bool by_field = count == 1 && fields >= threads() &&
-                            met >= kLeastIdsOfField / threads() * fields && !plan.apart.empty() &&
-                            plan.apart[0];
-      const uint32_t merged =
-          by_field ? merge_by_field(ids, {offsets, samples, fields}, inverse, found)
-                   : merge_duplicates(ids, met, inverse, found);
+      const size_t parts = std::min({fields, threads(), met / kLeastIdsOfPart});
+      const bool by_part = count == 1 && parts > 1 && !plan.apart.empty() && plan.apart[0];
+      const uint32_t merged = by_part
+          ? merge_by_part(ids, {offsets, samples, fields}, parts, inverse, found)
+          : merge_duplicates(ids, met, inverse, found);
       bounds_of[shards] = distinct[t] = merged;
       if (shards > 1) group_by_shard(found, merged, shards, met, inverse, into, bounds_of);
     }
