@@ -1,4 +1,4 @@
-"""A store for tests: fsspec's, in memory or at a URL, that fails now and then, is slow, or dies."""
+"""A store for tests: fsspec's, in memory or at a URL, that fails now and then, hangs, or dies."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ class Killed(BaseException):
 
 
 class FaultyStore:
-    """A file system of fsspec of which a call fails, or takes its time, or is the last one."""
+    """A file system of fsspec of which a call fails, or is not answered, or is the last one."""
 
     def __init__(self, system: Any, seed: int = 0) -> None:
         self._system = system
         self._draw = random.Random(seed)
         self.fails_one_in: int | None = None
-        self.takes_s = 0.0
         self.hangs = threading.Event()
         """As long as it is set, no call is answered."""
         self.dies_at: int | None = None
@@ -44,7 +43,6 @@ class FaultyStore:
                     content = Path(arguments[0]).read_bytes()
                     self._system.pipe_file(arguments[1], content[: len(content) // 2])
                 raise Killed
-            time.sleep(self.takes_s)
             while self.hangs.is_set():
                 time.sleep(0.01)
             if self.fails_one_in and self._draw.randrange(self.fails_one_in) == 0:

@@ -20,13 +20,11 @@ import pytest
 from runtime import object_store
 from runtime.checkpoint.places import complete_checkpoints, fetched
 from runtime.checkpoint.whole import newest
-from runtime.files import BrokenFileError
 from runtime.inference import open_model
 from runtime.object_store import Store, working_folder
 from runtime.run.saver import Saving
 from runtime.run.session import train
 from runtime.store_claim import CLAIM
-from tests.runtime.stores import FaultyStore
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.long]
@@ -87,45 +85,6 @@ def test_a_run_goes_on_from_s3_on_another_host_with_the_same_bytes(
         assert_same_bytes(undisturbed, went_on)
     finally:
         went_on.store.close()
-
-
-def test_a_slow_s3_that_fails_once_in_twenty_calls_changes_no_byte(s3, tmp_path, monkeypatch):
-    double = FaultyStore(s3)
-    double.fails_one_in, double.takes_s = 20, 0.02
-    monkeypatch.setattr(object_store, "_opened", lambda url: (double, url.removeprefix("s3://")))
-    monkeypatch.setattr(object_store, "pause_before", lambda tried: 0.01)
-    settings = every(2, shards=3)
-    undisturbed = trained(settings, tmp_path / "local")
-    here = working_folder(URL, "runs")
-    assert_same_bytes(undisturbed, trained(settings, here))
-    assert double.failed.total() > 0
-    assert_same_bytes(undisturbed, trained(settings, here, newest(fetched(URL, "runs"))))
-
-
-def test_a_run_killed_while_it_sends_leaves_whole_checkpoints_and_goes_on(
-    s3, tmp_path, monkeypatch
-):
-    words = "train --data.name synthetic --data.rows 2000 --batch 20 --test-rows 100 --mode sync"
-    words += " --model.hidden 8"
-    line = [sys.executable, "-m", "runtime", *words.split()]
-    subprocess.run([*line, "--out", "local", "--checkpoint-every", "end"], cwd=tmp_path, check=True)
-    process = subprocess.Popen([*line, "--out", URL, "--checkpoint-every", "1"], cwd=tmp_path)
-    try:
-        while len([n for n in Store(URL).names() if n.endswith("state.json")]) < 2:
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.wait()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second host"))
-    assert newest(fetched(URL, "read")).state.samples >= 20
-    line = [sys.executable, "-m", "runtime", "train", "--resume", URL, "--checkpoint-every", "end"]
-    subprocess.run(line, cwd=tmp_path, check=True)
-    local, there = open_model(tmp_path / "local"), open_model(URL)
-    for table in local.tables:
-        ids = np.arange(5000)
-        assert local.lookup(table, ids).tobytes() == there.lookup(table, ids).tobytes()
 
 
 class Proxy:
@@ -294,21 +253,3 @@ def test_a_run_of_several_processes_that_is_stopped_goes_on_from_s3_by_the_same_
     judged = [dict(np.load(tmp_path / file)) for file in ("local/predictions.npz", "stored.npz")]
     assert judged[0].keys() == judged[1].keys()
     assert all(judged[0][name].tobytes() == judged[1][name].tobytes() for name in judged[0])
-
-
-def test_a_bucket_that_is_not_there_and_a_damaged_object_are_told_by_name(s3, tmp_path):
-    with pytest.raises(OSError, match="s3://none/x/f cannot be written"):
-        Store("s3://none/x").put(tmp_path_file(tmp_path), "f")
-    trained(every("end"), working_folder(URL, "runs"))
-    (rows,) = [path for path in s3.find("bucket") if path.endswith(".rows")]
-    content = bytearray(s3.cat_file(rows))
-    content[-1] ^= 1
-    s3.pipe_file(rows, bytes(content))
-    here = fetched(URL, "runs")
-    with pytest.raises(BrokenFileError, match=f"s3://{rows} is damaged"):
-        trained(every("end"), here, newest(here))
-
-
-def tmp_path_file(folder: Path) -> Path:
-    (folder / "f").write_bytes(b"x")
-    return folder / "f"
