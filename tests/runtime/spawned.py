@@ -22,6 +22,20 @@ from runtime.__main__ import run
 FORK = get_context("forkserver")
 FORK.set_forkserver_preload([*PRELOADED, "runtime.hosts.ranks"])
 
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+SLOW = """
+import time
+from pathlib import Path
+from runtime.models.networks import FeedForward
+
+class Net(FeedForward):
+    def forward(self, dense, embeddings):
+        time.sleep(0.1 * (self.training and not Path("enough").exists()))
+        return super().forward(dense, embeddings)
+"""
+"""A module of the user's: a step of its network takes a tenth of a second, until there is a file
+``enough``."""
+
 Body = Callable[[int, int, dist.Store, Path], None]
 """Given rank, ranks, the store of all ranks, and a folder for what it finds."""
 

@@ -21,6 +21,7 @@ from runtime import __main__ as commands
 from runtime.guarded import NOT_STORED, guarded
 from runtime.run.folder import ENDING, status_of
 from runtime.stop import PeerError
+from tests.runtime.spawned import SLOW
 from tests.runtime.worlds import predictions_in
 
 MARK = "PERSIA_TESTBED_TEST_OF_RAY"
@@ -232,23 +233,13 @@ of_ranks = [i for i, one in placement_group_table().items()
             if one["state"] == "CREATED" and one["strategy"] == "PACK"]
 remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(of_ranks[0]))))
 """
-LASTING = """
-import time
-from pathlib import Path
-from runtime.models.networks import FeedForward
-
-class Net(FeedForward):
-    def forward(self, dense, embeddings):
-        time.sleep(0.1 * (self.training and not Path("enough").exists()))
-        return super().forward(dense, embeddings)
-"""
 
 
 @pytest.mark.ray
 @pytest.mark.law9
 def test_ranks_come_and_go_with_the_room_for_them(address, tmp_path):
     """Law 9: with two, three and two ranks each batch is trained once."""
-    (tmp_path / "lasting.py").write_text(LASTING)
+    (tmp_path / "lasting.py").write_text(SLOW)
     held = subprocess.Popen(
         [sys.executable, "-c", HOLDS.format(address=address)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -299,7 +290,7 @@ def test_servers_come_and_go_with_the_room_for_them_and_as_somebody_wishes(
 ):
     """Laws 11 and 13: with one, three and two servers the bytes of sync are those of threads, and
     every push is applied or counted."""
-    (tmp_path / "lasting.py").write_text(LASTING)
+    (tmp_path / "lasting.py").write_text(SLOW)
     monkeypatch.syspath_prepend(tmp_path)
     held = subprocess.Popen(
         [sys.executable, "-c", HOLDS.format(address=address)],

@@ -25,6 +25,7 @@ from runtime.object_store import Store, working_folder
 from runtime.run.saver import Saving
 from runtime.run.session import train
 from runtime.store_claim import CLAIM
+from tests.runtime.spawned import SLOW, TORCHRUN
 from tests.runtime.worlds import ArraySource, assert_same_bytes, config, on_engine
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.long]
@@ -192,25 +193,12 @@ def test_an_s3_that_hangs_from_the_start_is_named_and_ends_the_command(proxy, tm
     assert URL in done.stderr and "Traceback" not in done.stderr
 
 
-SLOW = """
-import time
-from pathlib import Path
-from runtime.models.networks import FeedForward
-
-class Net(FeedForward):
-    def forward(self, dense, embeddings):
-        time.sleep(0.1 * (self.training and not Path("enough").exists()))
-        return super().forward(dense, embeddings)
-"""
-ON_TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-
-
 @pytest.mark.law11
 @pytest.mark.law12
 @pytest.mark.parametrize(
     ("launcher", "more"),
     [
-        pytest.param(ON_TORCHRUN, [], id="torchrun"),
+        pytest.param(TORCHRUN, [], id="torchrun"),
         pytest.param([], ["--ray", "local:2"], id="ray", marks=pytest.mark.ray),
     ],
 )

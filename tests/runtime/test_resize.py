@@ -17,20 +17,7 @@ from runtime.__main__ import main
 from runtime.hosts.resize import WISH, Pause, WishListener, taken
 from runtime.inference import open_model
 from runtime.stop import Ending
-
-SLOW = """
-import time
-from pathlib import Path
-from runtime.models.networks import FeedForward
-
-class Net(FeedForward):
-    def forward(self, dense, embeddings):
-        time.sleep(0.1 * (self.training and not Path("enough").exists()))
-        return super().forward(dense, embeddings)
-"""
-
-
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+from tests.runtime.spawned import SLOW, TORCHRUN
 
 
 def line(*words: str) -> list[str]:
