@@ -38,12 +38,14 @@ RECORDED: dict[str, dict[str, Any]] = {
     "permits": HYBRID | THREADS | {"permits": 3},
     "ahead": LOOKAHEAD | {"ahead": 2},
     "queue-batches": HYBRID | THREADS | {"queue_batches": 1},
+    "lookups-in-flight": HYBRID | THREADS | {"lookups_in_flight": 2},
     "latency-s": HYBRID | THREADS | {"latency_s": 1e-3},
     "sync-steps": HYBRID | {"sync_steps": 3},
     "average-every-steps": AVERAGING | {"average_every_steps": 2},
     "lookahead": LOOKAHEAD | THREADS | {"lookahead": "forwarded"},
     "executor": HYBRID | THREADS,
     "servers": HYBRID | on_engine("processes", 2),
+    "workers": HYBRID | on_engine("workers", 2),
     "fuse-ranks": HYBRID | {"fuse_ranks": True},
     "test-rows": HYBRID | {"test_rows": 20},
     "keep-best": HYBRID | {"checkpoint_every": 2, "keep_best": "auc", "eval_split": "validation"},
@@ -118,6 +120,13 @@ def test_a_replay_has_the_bytes_of_its_run_whatever_this_option_is(option, tmp_p
             again = changed(again, trace=trace)
     assert_same_bytes(run, train(again, source))
     run.store.close()
+
+
+def test_no_trace_asks_for_what_a_replay_does_not_read():
+    """Nobody could give it."""
+    again = config(executor="replay", trace=Path("order.npz"), **HYBRID)
+    unread = [option.replace("_", "-").split(".") for option in again.unread()]
+    assert {name for group, name in unread if group == "engine"} <= DECIDES_NO_BYTE.keys()
 
 
 def test_a_model_to_begin_with_may_lie_in_another_folder_and_be_no_other_one(tmp_path):
