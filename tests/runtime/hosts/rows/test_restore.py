@@ -126,8 +126,8 @@ def test_a_client_waits_as_long_as_it_is_told_that_a_server_is_filled(monkeypatc
         for number in range(5):
             channel = Channel(door.accept()[0])
             channel.receive()
-            for _ in range(3 if number == 0 else 0):
-                quiet.wait(0.6)
+            for _ in range(8 if number == 0 else 0):
+                quiet.wait(0.2)
                 channel.send(Message(MessageKind.RESTORING))
             about = {"pid": 7, "shard": 0, "shards": 1, "incarnation": 0}
             channel.send(Message(MessageKind.WELCOME, body=pack_json(about)))

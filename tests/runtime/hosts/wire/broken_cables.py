@@ -22,6 +22,7 @@ from runtime.hosts.wire.channel import Channel
 from runtime.hosts.wire.messages import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
+    BadMessageError,
     Message,
     MessageKind,
     unpack_header,
@@ -76,7 +77,8 @@ class Proxy:
                 threading.Thread(target=self._pump, args=pair, daemon=True).start()
 
     def _pump(self, source: socket.socket, drain: socket.socket) -> None:
-        with suppress(OSError):
+        # Whose greeting was cut asks whether the server encrypts, which ends here as it does there.
+        with suppress(OSError, BadMessageError):
             while (whole := self._message(source)) is not None:
                 message, data = whole
                 with self._lock:
