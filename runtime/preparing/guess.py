@@ -172,7 +172,7 @@ def _lines(
     features = [c for c in columns if c not in (*learned, *times, *outcomes, *numbers)]
     of_one_id = [c.name for c in features if not c.is_quantity and c.separator is None]
     users, lists = (list(filter(pattern.search, of_one_id)) for pattern in (_USER, _LIST))
-    group = next(iter((*users, *lists)), None)
+    group = min(users, key=lambda name: "session" in name.lower(), default=next(iter(lists), None))
 
     # Comments, then the keys.
     yield noted("", f"Guessed from the first {len(table):,} rows of {file.path.name}: {_READ_IT}")

@@ -419,6 +419,7 @@ def test_the_label_is_what_a_person_would_take_for_one(tmp_path, names, label):
         (("user_agent", "visitorid"), "visitorid"), (("qid", "user_id"), "user_id"),
         (("user_agent", "qid"), "qid"), (("item", "srch_id"), "srch_id"),
         (("user_agent", "item"), None), (("query_id", "doc"), "query_id"),
+        (("session_id", "user_id"), "user_id"), (("session_id", "item"), "session_id"),
     ],
 )  # fmt: skip
 def test_the_group_is_a_user_or_a_list_that_was_shown(tmp_path, names, group):
