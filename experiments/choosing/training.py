@@ -175,8 +175,9 @@ class Training:
         if shuffled:
             over["data.shuffle"] = True
         lines = lines_of(self.options, self.plan.cells, over)
-        for cell, rates in self.rates.items():
-            lines[cell] = replace(lines[cell], config=at_rates(lines[cell].config, rates))
+        for cell in lines.keys() & self.rates:
+            config = at_rates(lines[cell].config, self.rates[cell])
+            lines[cell] = replace(lines[cell], config=config)
         return lines
 
     def train(

@@ -224,7 +224,7 @@ def decided(law: str, draw: int, front: Sequence[Simulated], out: Path) -> dict[
     # Its plan does not depend on how busy this machine is: the budget holds every look.
     facts = source_of(line.config).provenance()
     speed = Speed(4e4, 0, facts.train_rows)
-    log = Log(config=line.config, facts=facts, fields=(), speed=speed)
+    log = Log(config=line.config, facts=facts, speed=speed, unseen={})
     budget = Budget(60 * asked.minutes, time.monotonic(), jobs=1)
     plan = plan_of(asked, budget, log, front)
     trained = InThisProcess(options=asked, log=log, plan=plan, budget=budget)

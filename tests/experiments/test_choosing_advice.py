@@ -14,6 +14,9 @@ from experiments.choosing.batch import EXACT, Cell, Plan, samples_for
 from experiments.choosing.decision import Decision, Entry, decide
 from experiments.choosing.table import columns_of, why_empty
 from experiments.choosing.training import Budget, Log, Training
+from experiments.line_search import at_rates
+from experiments.points import Line
+from experiments.search import Rates
 from experiments.sweeping import START_S, Speed
 from persia_sim.base.vocabulary import Mode
 from persia_sim.report.ranges import Range
@@ -179,6 +182,17 @@ def test_cells_that_no_longer_fit_at_the_speed_of_the_runs_do_not_begin(training
     again.plan = replace(trained.plan, cells=(first, second, *others), no_time=())
     again.until_decided([])
     assert (again.left_out, len(done), clock[0]) == ((), 10, 100.0)
+
+
+def test_rates_of_a_cell_that_is_left_out_are_in_nobodys_way(training_of_100_s, monkeypatch):
+    trained, _, _ = training_of_100_s
+    line = Line(name="a line", config=TrainConfig())
+    monkeypatch.setattr(training, "lines_of", lambda _, cells, over: dict.fromkeys(cells, line))
+    first, *others = trained.plan.cells
+    trained.rates = dict.fromkeys([first, *others], Rates(row=0.5, dense=0.25))
+    trained.plan = replace(trained.plan, cells=(first,), no_time=tuple(others))
+    config = at_rates(line.config, trained.rates[first])
+    assert trained.lines(32) == {first: replace(line, config=config)}
 
 
 def test_minutes_are_those_that_the_last_run_of_this_call_took(training_of_100_s):
