@@ -3,6 +3,7 @@ that others have started: nodes end with the fixture, what else is killed is kno
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from runtime import __main__ as commands
 from runtime.guarded import NOT_STORED, guarded
 from runtime.run.folder import ENDING, status_of
 from runtime.stop import PeerError
+from tests.runtime.hosts.test_slow_wire import assert_hidden
 from tests.runtime.spawned import SLOW
 from tests.runtime.worlds import predictions_in
 
@@ -176,6 +178,63 @@ def test_on_ray_the_window_holds_and_each_batch_is_trained_once(address, tmp_pat
     assert 0 < summary_of(order).max_steps <= 3
     pushes = [tuple(row) for row in order.of_kind(Kind.PUSH)[:, [2, 3, 4]].tolist()]
     assert sorted(pushes) == [(r, s, k) for r in range(2) for s in range(60) for k in range(2)]
+
+
+FAR = """
+from pathlib import Path
+from experiments.validating.slow_wire import slow_wire
+from runtime.hosts.row_processes import RowProcesses
+from runtime.models.networks import FeedForward as Net
+
+wires, addresses = [], RowProcesses.addresses.fget
+
+def behind_a_wire(processes):
+    wires.append(slow_wire(float(Path("delay_s").read_text())))
+    *near, far = addresses(processes)
+    return [*near, wires[-1].__enter__().to(far)]
+
+RowProcesses.addresses = property(behind_a_wire)
+"""
+"""A network whose ranks reach their servers, or the workers beside these, over a wire."""
+
+
+@pytest.mark.ray
+@pytest.mark.law5
+@pytest.mark.law6
+@pytest.mark.law12
+@pytest.mark.law15
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_on_ray_a_window_hides_a_wire(workers, address, tmp_path):
+    """In sync each step pays it. What was recorded behind it replays to the same bytes."""
+    (tmp_path / "far.py").write_text(FAR)
+    words = {
+        "sync": [*WORDS[:2], *WORDS[4:], "--mode", "sync", "--steps", "40"],
+        "hybrid": [*WORDS[:2], *WORDS[4:], "--mode", "hybrid", "--tau", "16", "--steps", "140"],
+    }
+    model = ["--model.name", "far:Net"]
+    runs: list[Path] = []
+
+    def summary() -> dict:
+        return json.loads((runs[-1] / "summary.json").read_text())
+
+    def step_s(mode: str, wire_s: float) -> float:
+        (tmp_path / "delay_s").write_text(str(wire_s / 2))
+        runs.append(tmp_path / f"{mode}-{len(runs)}")
+        there = ["--servers", "2", "--workers", workers, "--out", runs[-1].name]
+        code, told, error = train(address, *words[mode], *model, *there, folder=tmp_path)
+        assert code == 0, told + error
+        return 64 / summary()["samples_per_s"]
+
+    without_s = step_s("sync", 0.0)
+    for mode, most in (("sync", 1), ("hybrid", 10)):
+        assert_hidden(0.03, most, functools.partial(step_s, mode), lambda: without_s)
+    late = summary()["staleness"]
+    assert late["mean_steps"] > 16 / 2 and late["max_steps"] <= 16
+
+    again = ["--executor", "replay", "--trace", f"{runs[-1].name}/trace.npz", "--shards", "2"]
+    line = [sys.executable, "-m", "runtime", "train", *words["hybrid"], *model, *again]
+    subprocess.run([*line, "--out", "again"], cwd=tmp_path, check=True)
+    assert predictions_in(tmp_path / "again") == predictions_in(runs[-1])
 
 
 @pytest.mark.ray

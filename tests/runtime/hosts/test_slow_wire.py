@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,18 +94,33 @@ def assert_law_15(
     source: type[ArraySource] = ArraySource,
     **chosen: Any,
 ) -> None:
+    """The steps of threads behind a wire, of which as many as tell."""
+    settings = config(**chosen, **behind(place))
+    steps = 24 if most == 1 else int(9 * most) + 3 * window
+
+    def behind_s(wire_s: float) -> float:
+        with wired(place, wire_s / 2):
+            return step_s(settings, steps, source)
+
+    assert_hidden(round_trip_s, most, behind_s, lambda: without_a_wire_s(place))
+
+
+def assert_hidden(
+    round_trip_s: float,
+    most: float,
+    behind_s: Callable[[float], float],
+    without_s: Callable[[], float],
+) -> None:
     """The step takes max(C, (round trip + C) / most), where ``most`` batches can be on their way.
 
     A push is not waited for, so a round trip is all that a batch waits. On a busy machine C is what
-    it likes; where the wire is slower it matters less.
+    it likes; where the wire is slower it matters less. ``behind_s`` says what a step takes behind a
+    wire of this round trip, ``without_s`` what it takes in sync without one.
     """
-    settings = config(**chosen, **behind(place))
-    steps = 24 if most == 1 else int(9 * most) + 3 * window
     for slower in (1, 1, 4, 4, 16, 16):
         wire_s = slower * round_trip_s
-        with wired(place, wire_s / 2):
-            took_s = step_s(settings, steps, source)
-        alone_s = without_a_wire_s(place)
+        took_s = behind_s(wire_s)
+        alone_s = without_s()
         law_s = max(alone_s, (wire_s + alone_s) / most)
         if 0.75 * wire_s / most <= took_s <= 1.25 * law_s:
             return
