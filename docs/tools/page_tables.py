@@ -13,6 +13,7 @@ NAMES = {
     "kuairand-pure-14d": "KuaiRand, click",
     "oulad-assessments": "OULAD",
     "tennis": "tennis",
+    "tennis-whole": "tennis, all of it",
     "synthetic:zipf-1.8": "drawn, Zipf 1.8",
     "synthetic:zipf-1.1": "drawn, Zipf 1.1",
 }
