@@ -282,9 +282,9 @@ def notes(trained: Training, front: Sequence[Simulated], dropped: Sequence[str])
                 " its rows are worth nothing here: leave it out of columns, or split otherwise"
             )
     if trained.left_out:
-        names = "; ".join(one.candidate.label for one in front if one.cell in trained.left_out)
+        modes = "; ".join(one.candidate.label for one in front if one.cell in trained.left_out)
         lines.append(
-            f"{names}: no longer fitted into {trained.options.minutes:g} minutes, at the speed of"
+            f"{modes}: no longer fitted into {trained.options.minutes:g} minutes, at the speed of"
             " the runs; the same line again trains what is missing"
         )
     if any(trained.seeds_of(cell) == LOOKS[0] for cell in plan.cells):
