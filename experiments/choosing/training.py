@@ -172,14 +172,12 @@ class Training:
             "batch": batch,
             "data.skip_rows": max(0, self.log.samples - self.plan.samples),
             "evaluation.evaluate_every_steps": max(1, updates // SNAPSHOTS),
+            **({"data.shuffle": True} if shuffled else {}),
         }
-        if shuffled:
-            over["data.shuffle"] = True
         lines = lines_of(self.options, self.plan.cells, over)
         for cell in lines.keys() & self.rates:
-            lines[cell] = replace(
-                lines[cell], config=at_rates(lines[cell].config, self.rates[cell])
-            )
+            config = at_rates(lines[cell].config, self.rates[cell])
+            lines[cell] = replace(lines[cell], config=config)
         return lines
 
     def train(
