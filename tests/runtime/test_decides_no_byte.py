@@ -56,10 +56,10 @@ RECORDED: dict[str, dict[str, Any]] = {
 """What another value of the option needs beside it; of all others, nothing."""
 ELSEWHERE = {
     "trace": "the order itself, which every replay here has",
-    "servers-at": "law 12, as tls, the secret and loaders: processes/test_several_hosts.py",
+    "servers-at": "law 12, as tls, the secret and loaders: hosts/test_several_hosts.py",
     "servers-secret": "given with servers-at",
     "tls": "given with servers-at",
-    "loaders": "processes/test_loaders.py",
+    "loaders": "hosts/loading/test_loaded_source.py",
     "warm-start": "below: the folder of the same model may be another one",
     "data.validation-fraction": "below: part of the schema, which is refused",
 }
