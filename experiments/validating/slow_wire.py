@@ -1,10 +1,9 @@
 """A slow wire: a proxy in a process of its own, through which TCP connections are late.
 
-What comes in at one end goes out at the other ``delay_s`` later, in order, behind what came before
-it at the wire's rate, which all connections of a direction share. So a round trip takes twice the
-delay, and nothing of it is in the process under test.
+What comes in at one end goes out at the other ``delay_s`` later, in order. So a round trip takes
+twice the delay, and nothing of it is in the process under test.
 
-    python -m experiments.validating.slow_wire DELAY_S [BYTES_PER_S]
+    python -m experiments.validating.slow_wire DELAY_S
 
 For each HOST:PORT on a line of its standard input it prints the port at which that is reached late.
 It ends with its standard input.
@@ -70,15 +69,9 @@ def rows_behind(wire: Wire) -> OpenRows:
 
 
 @contextmanager
-def slow_wire(delay_s: float, bytes_per_s: float | None = None) -> Iterator[Wire]:
+def slow_wire(delay_s: float) -> Iterator[Wire]:
     """A wire that lasts as long as the context."""
-    words = [
-        sys.executable,
-        "-m",
-        __name__,
-        str(delay_s),
-        *([str(bytes_per_s)] * bool(bytes_per_s)),
-    ]
+    words = [sys.executable, "-m", __name__, str(delay_s)]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         try:
@@ -90,46 +83,34 @@ def slow_wire(delay_s: float, bytes_per_s: float | None = None) -> Iterator[Wire
 # The process.
 
 
-class _Direction:
-    """What all connections share that go one way."""
-
-    def __init__(self, delay_s: float, bytes_per_s: float | None) -> None:
-        self._delay_s = delay_s
-        self._bytes_per_s = bytes_per_s
-        self._free_s = 0.0
-
-    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """All that comes, until the end of it."""
-        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_BYTES // _CHUNK_BYTES)
-        delivery = asyncio.create_task(self._deliver(queue, writer))
-        data = b" "
-        while data:
-            try:
-                data = await reader.read(_CHUNK_BYTES)
-            except OSError:
-                data = b""
-            now_s = time.monotonic()
-            if self._bytes_per_s is not None:
-                self._free_s = max(now_s, self._free_s) + len(data) / self._bytes_per_s
-                now_s = self._free_s
-            await queue.put((now_s + self._delay_s, data))
-        await delivery
-
-    async def _deliver(
-        self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
-    ) -> None:
-        data = b" "
-        while data:
-            due_s, data = await queue.get()
-            await asyncio.sleep(due_s - time.monotonic())
-            with suppress(OSError):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+async def _carry(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float
+) -> None:
+    """All that comes, until the end of it."""
+    queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MOST_BYTES // _CHUNK_BYTES)
+    delivery = asyncio.create_task(_deliver(queue, writer))
+    data = b" "
+    while data:
+        try:
+            data = await reader.read(_CHUNK_BYTES)
+        except OSError:
+            data = b""
+        await queue.put((time.monotonic() + delay_s, data))
+    await delivery
 
 
-async def _serve(delay_s: float, bytes_per_s: float | None) -> None:
-    out, back = _Direction(delay_s, bytes_per_s), _Direction(delay_s, bytes_per_s)
+async def _deliver(queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+    data = b" "
+    while data:
+        due_s, data = await queue.get()
+        await asyncio.sleep(due_s - time.monotonic())
+        with suppress(OSError):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+async def _serve(delay_s: float) -> None:
     loop = asyncio.get_running_loop()
     while name := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
         host, port = host_and_port(name)
@@ -141,7 +122,7 @@ async def _serve(delay_s: float, bytes_per_s: float | None) -> None:
             port: int = port,
         ) -> None:
             there, far = await asyncio.open_connection(host, port)
-            await asyncio.gather(out.carry(reader, far), back.carry(there, writer))
+            await asyncio.gather(_carry(reader, far, delay_s), _carry(there, writer, delay_s))
 
         server = await asyncio.start_server(join, "127.0.0.1", 0)
         print(server.sockets[0].getsockname()[1], flush=True)
@@ -154,4 +135,4 @@ def _precise_loop() -> asyncio.AbstractEventLoop:
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=_precise_loop) as runner:
-        runner.run(_serve(float(sys.argv[1]), float(sys.argv[2]) if sys.argv[2:] else None))
+        runner.run(_serve(float(sys.argv[1])))
