@@ -85,8 +85,3 @@ def curves(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
 def tick_labels(axes: Axes, which: str = "x") -> list[str]:
     axis = axes.xaxis if which == "x" else axes.yaxis
     return [text.get_text() for text in axis.get_majorticklabels()]
-
-
-def legend(axes: Axes) -> list[str]:
-    found = axes.get_legend()
-    return [] if found is None else [text.get_text() for text in found.get_texts()]
