@@ -43,12 +43,11 @@ def chosen(optimizer="adam", **changes):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("ranks", [4])
 @pytest.mark.parametrize("executor", ["constant_lag", "concurrent"])
-def test_dense_optimisers_in_sync_are_torchs(optimizer, ranks, executor):
+def test_dense_optimisers_in_sync_are_torchs(optimizer, executor):
     """13 steps, the last of them short: its loss is the mean over the samples it has."""
-    world = run(chosen(optimizer, ranks=ranks, executor=executor), SOURCE)
-    plain = plain_training(chosen(optimizer), SOURCE, size=24, ranks=ranks)
+    world = run(chosen(optimizer, ranks=4, executor=executor), SOURCE)
+    plain = plain_training(chosen(optimizer), SOURCE, size=24, ranks=4)
     assert_equal_to(plain, world)
     assert world.meter.updates == 13
 

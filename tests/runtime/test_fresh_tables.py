@@ -60,13 +60,12 @@ def run_by(engine, settings, source=SOURCE, **others):
 
 @pytest.mark.law19
 @pytest.mark.parametrize("engine", ORDERS)
-@pytest.mark.parametrize("mode", [Mode.HYBRID])
 @pytest.mark.parametrize("merges", [True, False])
 @pytest.mark.parametrize("limits", [{}, {"capacity": Capacity(rows=20)}])
-def test_all_tables_fresh_give_the_bytes_of_lookahead_and_sync(engine, mode, merges, limits):
+def test_all_tables_fresh_give_the_bytes_of_lookahead_and_sync(engine, merges, limits):
     rows = config(optimizer=RowOptimizer(kind="adam", lr=0.05)).rows
     rows = replace(rows, admission=Admission(probability=0.5), **limits)
-    fresh = run_by(engine, hybrid(mode=mode, fresh=("all",), merge_pushes=merges, rows=rows))
+    fresh = run_by(engine, hybrid(fresh=("all",), merge_pushes=merges, rows=rows))
     for exact in (Mode.SYNC, Mode.LOOKAHEAD):
         assert_same_bytes(run(config(mode=exact, ranks=2, shards=2, rows=rows), SOURCE), fresh)
 
@@ -167,12 +166,11 @@ def of_groups(world: World) -> list[tuple[dict, dict]]:
 @pytest.mark.law19
 @pytest.mark.parametrize("engine", EVERY_ENGINE)
 @pytest.mark.parametrize("name", SLOW_PUSHES)
-@pytest.mark.parametrize("latency_s", [0.003])
 def test_a_concurrent_run_replays_to_its_bytes_and_reads_its_fresh_tables_exactly(
-    name, latency_s, engine, tmp_path
+    name, engine, tmp_path
 ):
     options = {"fresh": ("item",), **SLOW_PUSHES[name]}
-    concurrent = on_engine(engine, 2) | {"latency_s": latency_s, "ranks": 3, **options}
+    concurrent = on_engine(engine, 2) | {"latency_s": 0.003, "ranks": 3, **options}
     world = run(hybrid(**concurrent), SOURCE)
     world.trace.save(tmp_path / "trace.npz")
     options.pop("permits", None)

@@ -225,14 +225,13 @@ def test_any_choice_of_rows_is_counted_right_in_any_order_and_file(
 
 
 @pytest.mark.law17
-@pytest.mark.parametrize("chain", [3])
 @pytest.mark.parametrize("copied_as", ["clicks.csv", "other.parquet"])
-def test_a_warm_start_keeps_the_rows_of_all_its_ancestors(chain, copied_as, tmp_path, capsys):
+def test_a_warm_start_keeps_the_rows_of_all_its_ancestors(copied_as, tmp_path, capsys):
     """Day 0 trains the first model, 64 rows of day 3 the second, day 5 the third."""
     home = tmp_path / "world"
     write_clicks(home / "data")
     run = None
-    for k, day in enumerate([0, 3, 5][:chain]):
+    for k, day in enumerate([0, 3, 5]):
         rows = table(home)[day * A_DAY :][:A_DAY]
         apart = table(home)[8 * A_DAY + 40 * (day == 0) :]
         pd.concat([rows, apart]).to_csv(home / f"leg{k}.csv", index=False)
@@ -252,11 +251,11 @@ def test_a_warm_start_keeps_the_rows_of_all_its_ancestors(chain, copied_as, tmp_
     assert main(["train", *SMALL, *more]) == 2
     said = capsys.readouterr().err
     assert "64 samples of the test part were trained on by" in said
-    assert all(str(home / f"run{k}") in said for k in range(chain))
-    for origin in range(chain - 1):  # a checkpoint has all of it
+    assert all(str(home / f"run{k}") in said for k in range(3))
+    for origin in range(2):  # a checkpoint has all of it
         shutil.rmtree(home / f"run{origin}")
     schema = schema_in(tmp_path, copied_as, '{ column = "day", test_from = 0 }')
-    assert find_checkpoint(run).trained_on().rows.size == 64 * chain
+    assert find_checkpoint(run).trained_on().rows.size == 64 * 3
 
 
 def out_of_a_buffer(rows: int, size: int, seed: int) -> list[int]:
@@ -412,10 +411,9 @@ def test_a_full_sketch_gives_an_estimate(tmp_path, monkeypatch, capsys):
     assert (complete_checkpoints(run)[0] / TRAINED).stat().st_size < 2 * 64 * 12 + 512
 
 
-@pytest.mark.parametrize("ranks", [3])
-def test_loaders_give_their_rows_to_be_known_too(ranks, tmp_path):
+def test_loaders_give_their_rows_to_be_known_too(tmp_path):
     schema = write_clicks(tmp_path / "data")
-    words = ["--loaders", "2", "--executor", "concurrent", "--ranks", str(ranks), "--steps", "16"]
+    words = ["--loaders", "2", "--executor", "concurrent", "--ranks", "3", "--steps", "16"]
     run = trained(schema, tmp_path / "run", *words)
     table(tmp_path).to_parquet(tmp_path / "other.parquet")
     assert judged(run, schema_in(tmp_path, "other.parquet", EARLY))["rows_trained_on"] == 112

@@ -133,13 +133,12 @@ def test_threads_skip_as_the_deterministic_executor_does(mode, poison, engine):
         assert_same_bytes(recorded, run(chosen(**options), source))
 
 
-@pytest.mark.parametrize("poison", ["rows inf"])
-def test_async_skips_a_rank_of_several(poison):
+def test_async_skips_a_rank_of_several():
     """Batch k sees what batches up to k - 3 taught; some of them are left out."""
     left_out = {(3, 0), (6, 0), (7, 0)}
     source = poisoned(0)
     for batch, _ in left_out:
-        source._all.dense[BATCH * batch + 5, 1] = POISONS[poison]
+        source._all.dense[BATCH * batch + 5, 1] = POISONS["rows inf"]
     world = run(chosen(mode=Mode.ASYNC, tau=0), source)
     plain = plain_training(
         chosen(), source, size=BATCH, ranks=1, row_lag=2, dense_lag=2, left_out=left_out
@@ -150,12 +149,11 @@ def test_async_skips_a_rank_of_several(poison):
     assert recorded.meter.batches_skipped == 3
 
 
-@pytest.mark.parametrize("executor", ["concurrent"])
 @pytest.mark.parametrize("poison", POISONS)
-def test_poison_stops_the_run_and_names_rank_and_step(executor, poison):
+def test_poison_stops_the_run_and_names_rank_and_step(poison):
     source = poisoned(0)
     source._all.dense[BATCH * 4 + SHARE * 2, 1] = POISONS[poison]
-    settings = chosen(nonfinite="stop", mode=Mode.HYBRID, tau=1, executor=executor)
+    settings = chosen(nonfinite="stop", mode=Mode.HYBRID, tau=1, executor="concurrent")
     with pytest.raises(NonFiniteError, match=r"rank 2, step 4;.*--nonfinite skip"):
         run(settings, source)
 
@@ -171,8 +169,7 @@ def test_averaging_skips_in_the_replica_of_the_rank_alone():
     assert_equal_to(plain, run(settings, source))
 
 
-@pytest.mark.parametrize("poison", ["rows inf"])
-def test_buffers_of_gradients_that_are_left_out_are_given_back(poison, monkeypatch):
+def test_buffers_of_gradients_that_are_left_out_are_given_back(monkeypatch):
     """As those of a batch that counts are: else each such batch would hold some for good."""
     held: list[int] = []
     receive = HostStaging.receive
@@ -186,5 +183,5 @@ def test_buffers_of_gradients_that_are_left_out_are_given_back(poison, monkeypat
         held[number] = -1
 
     monkeypatch.setattr(HostStaging, "receive", counted)
-    run(chosen(), poisoned(POISONS[poison]))
+    run(chosen(), poisoned(POISONS["rows inf"]))
     assert len(held) == RANKS * STEPS and set(held) == {-1}

@@ -79,11 +79,10 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("executor", ["concurrent"])
 @pytest.mark.parametrize("statement", FORWARDS)
-def test_a_mistake_in_forward_keeps_type_text_file_and_line(statement, executor, own, capsys):
+def test_a_mistake_in_forward_keeps_type_text_file_and_line(statement, own, capsys):
     file = own(f"{HEAD}        {statement}\n{CUT}")
-    text = told(capsys, "--executor", executor)
+    text = told(capsys, "--executor", "concurrent")
     said = [line for line in text.splitlines() if line.startswith("error: ")]
     expected, _, line = FORWARDS[statement].partition(" FILE:")
     assert len(said) == 1

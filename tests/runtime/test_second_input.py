@@ -16,7 +16,7 @@ from runtime.inference import open_model
 from runtime.rank import learner as learner_module
 from runtime.rank.components import assemble
 from runtime.rank.learner import NonFiniteError
-from runtime.rank.staging import HostStaging, StreamStaging
+from runtime.rank.staging import StreamStaging
 from runtime.run.evaluate import evaluate
 from runtime.serving import trained
 from tests.runtime.serving.test_inference import exported
@@ -47,11 +47,9 @@ class SpoilsASequence(torch.nn.Module):
 SPOILT = ModelConfig(name=f"{__name__}:SpoilsASequence")
 
 
-@pytest.mark.parametrize("staging", ["late"])
-def test_a_gradient_of_a_sequence_alone_that_is_not_finite_is_noticed(staging, monkeypatch):
+def test_a_gradient_of_a_sequence_alone_that_is_not_finite_is_noticed(monkeypatch):
     def stage(device, dtype):
-        late = staging == "late"
-        return StreamStaging(dtype, LateStreams()) if late else HostStaging(device, dtype)
+        return StreamStaging(dtype, LateStreams())
 
     monkeypatch.setattr(learner_module, "open_staging", stage)
     with pytest.raises(NonFiniteError, match="at rank 0, step 2"):

@@ -132,23 +132,6 @@ def test_a_rank_without_more_steps_is_not_waited_for_in_rank_order(through):
         server.look_up(store.begin(rank, 1, batch_of(7)))  # NotReady where it would wait
 
 
-@pytest.mark.parametrize("probability", [0.6])
-@pytest.mark.law1
-@pytest.mark.law2
-def test_exact_modes_under_threads_equal_sync_with_eviction_and_admission(probability):
-    """Laws 1 and 2 under threads: 120 ids and room for 50, so rows come and go all the time."""
-    admit = Admission(probability=probability)
-    base = config(ranks=4, shards=2)
-    rows = replace(base.rows, capacity=Capacity(rows=50), admission=admit)
-    base = replace(base, rows=rows)
-    sync = run(base, SOURCE)
-    assert len(sync.store) <= 50
-    for mode in (Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID, Mode.RAW_HYBRID):
-        bound = {"tau": 0} if mode.reads_late_rows else {}
-        threads = changed(base, mode=mode, executor="concurrent", **bound)
-        assert_same_bytes(sync, run(threads, SOURCE))
-
-
 @pytest.mark.parametrize("mode", [Mode.SYNC, Mode.LOOKAHEAD, Mode.HYBRID])
 @pytest.mark.law12
 def test_exact_modes_in_server_processes_equal_sync_with_eviction_and_admission(mode):

@@ -149,10 +149,9 @@ def test_the_best_checkpoint_stays_and_is_taken(tmp_path, by, choose):
     assert judged_again(found, by) == first.score
 
 
-@pytest.mark.parametrize("dense_lag", [2])
-def test_judging_checkpoints_changes_nothing_that_is_trained(tmp_path, dense_lag):
-    judged = run_into(tmp_path / "judged", keeping("auc", 1, dense_lag))
-    plain = run_into(tmp_path / "plain", keeping(None, 1, dense_lag))
+def test_judging_checkpoints_changes_nothing_that_is_trained(tmp_path):
+    judged = run_into(tmp_path / "judged", keeping("auc", 1, 2))
+    plain = run_into(tmp_path / "plain", keeping(None, 1, 2))
     assert judged["tasks"] == plain["tasks"] and plain["best_checkpoint"] is None
 
 
@@ -171,11 +170,10 @@ EARLY = (
 
 
 @pytest.mark.parametrize("words", ["", "--checkpoint-every end --keep-best auc"])
-@pytest.mark.parametrize("mode", ["hybrid --tau 3 --ranks 2"])
-def test_the_model_of_the_best_evaluation_stays(tmp_path, capsys, mode, words):
+def test_the_model_of_the_best_evaluation_stays(tmp_path, capsys, words):
     """As the docs type it, without a word of checkpoints, and where only the end asks for one."""
     out = tmp_path / "run"
-    assert main(f"train {EARLY} {words} --mode {mode} --out {out}".split()) == 0
+    assert main(f"train {EARLY} {words} --mode hybrid --tau 3 --ranks 2 --out {out}".split()) == 0
     on_the_way = [(line.updates, first_task(line)) for line in read_metrics(out)]
     best_at, best_auc = max(on_the_way, key=lambda one: one[1])
     assert best_at < on_the_way[-1][0], "the last evaluation is not the best one"

@@ -135,7 +135,7 @@ def test_of_two_that_begin_at_once_one_is_refused(store):
     assert sorted(outcomes) == ["held", "refused"]
 
 
-@pytest.mark.parametrize("how", ["cut off", "damaged"])
+@pytest.mark.parametrize("how", ["cut off", "killed here", "damaged"])
 def test_a_claim_that_is_not_renewed_is_taken_over(how, store, capsys):
     here = dataclasses.replace(OTHERS, host=store_claim.socket.gethostname(), process=2**22 + 1)
     here = dataclasses.replace(here, boot=store_claim._boot())

@@ -62,10 +62,9 @@ def plain(ranks, **lags):
 
 
 @pytest.mark.parametrize("engine", ["constant_lag", "threads", "processes"])
-@pytest.mark.parametrize("mode", [Mode.HYBRID])
 @pytest.mark.law1
-def test_a_synchronous_start_that_never_ends_is_sync_in_bytes(mode, engine):
-    late = {"mode": mode, "tau": 3, "sync_steps": 13, **on_engine(engine, 2)}
+def test_a_synchronous_start_that_never_ends_is_sync_in_bytes(engine):
+    late = {"mode": Mode.HYBRID, "tau": 3, "sync_steps": 13, **on_engine(engine, 2)}
     assert_same_bytes(run(config(ranks=3, shards=2), SOURCE), run(config(ranks=3, **late), SOURCE))
 
 
@@ -99,24 +98,21 @@ def test_threads_miss_nothing_before_the_start_is_over(engine, tau):
 # A dense lag
 
 
-@pytest.mark.parametrize("optimizer", ["adam"])
-@pytest.mark.parametrize("lag", [3])
 @pytest.mark.parametrize(
     "late", [{}, {"executor": "concurrent"}, LATE], ids=["sync", "threads", "hybrid"]
 )
-def test_a_step_computes_on_the_weights_after_update_s_1_lag(optimizer, lag, late):
-    chosen = exactly(optimizer, ranks=3, dense_lag=lag, **late)
+def test_a_step_computes_on_the_weights_after_update_s_1_lag(late):
+    chosen = exactly("adam", ranks=3, dense_lag=3, **late)
     expected = plain_training(
-        exactly(optimizer), UNMARKED, size=24, ranks=3, dense_lag=lag, row_lag=late.get("tau", 0)
+        exactly("adam"), UNMARKED, size=24, ranks=3, dense_lag=3, row_lag=late.get("tau", 0)
     )
     assert_equal_to(expected, run(chosen, UNMARKED))
 
 
-@pytest.mark.parametrize("executor", ["concurrent"])
-def test_a_step_that_is_left_out_leaves_its_place_empty(executor):
+def test_a_step_that_is_left_out_leaves_its_place_empty():
     """The ranks and steps that are poisoned throw nothing else away, one lag later."""
     source = nonfinite.poisoned(nonfinite.POISONS["dense nan"])
-    world = run(nonfinite.chosen(dense_lag=2, executor=executor), source)
+    world = run(nonfinite.chosen(dense_lag=2, executor="concurrent"), source)
     steps = {"size": nonfinite.BATCH, "ranks": nonfinite.RANKS, "left_out": nonfinite.LEFT_OUT}
     assert_equal_to(plain_training(nonfinite.chosen(), source, dense_lag=2, **steps), world)
 
@@ -201,11 +197,10 @@ def test_where_nothing_is_late_nothing_is_changed(executor):
 # All of them together
 
 
-@pytest.mark.parametrize("merge", [True])
 @pytest.mark.parametrize("engine", ["threads", "processes"])
-def test_a_run_of_threads_with_every_treatment_replays_to_its_bytes(engine, merge):
+def test_a_run_of_threads_with_every_treatment_replays_to_its_bytes(engine):
     treated = {**ALL_OF_THEM, "delay_compensation": 1e5 if engine == "threads" else 0.0}
-    late = {**LATE, "ranks": 3, "merge_pushes": merge}
+    late = {**LATE, "ranks": 3, "merge_pushes": True}
     recorded = run(config(**late, **treated, **on_engine(engine, 2)), SOURCE)
     replayed = run(config(**late, **treated, shards=2), SOURCE, order=recorded.trace)
     assert_same_bytes(recorded, replayed)
@@ -248,12 +243,9 @@ def test_rows_that_travel_in_half_have_the_bytes_of_sync_in_every_engine(late, e
 
 
 @pytest.mark.parametrize("engine", ["constant_lag", "network"])
-@pytest.mark.parametrize("mode", [Mode.HYBRID])
 @pytest.mark.law6
-def test_late_rows_that_travel_in_half_replay_to_their_bytes(mode, engine):
-    late = (
-        {"mode": mode, "tau": 3, "merge_pushes": False} if mode is Mode.HYBRID else {"mode": mode}
-    )
+def test_late_rows_that_travel_in_half_replay_to_their_bytes(engine):
+    late = {"mode": Mode.HYBRID, "tau": 3, "merge_pushes": False}
     found = run(config(**HALF, **late, **on_engine(engine, 2)), SOURCE)
     again = config(**HALF, **late, shards=2)
     assert_same_bytes(found, run(again, SOURCE, order=found.trace))

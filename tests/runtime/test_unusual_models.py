@@ -140,10 +140,9 @@ def named(network: type) -> ModelConfig:
     return ModelConfig(name=f"{__name__}:{network.__name__}", lr=0.01)
 
 
-@pytest.mark.parametrize("executor", ["concurrent"])
-def test_a_buffer_that_stays_as_it_is_may_be_in_any_mode_and_one_that_changes_may_not(executor):
+def test_a_buffer_that_stays_as_it_is_may_be_in_any_mode_and_one_that_changes_may_not():
     for changes in ({"ranks": 2}, {"mode": Mode.ASYNC}):
-        changes |= {"executor": executor}
+        changes |= {"executor": "concurrent"}
         run(config(model=named(Constant), **changes), SOURCE)
         with pytest.raises(ValueError, match=r"running statistics \(count\)"):
             run(config(model=named(Counting), **changes), SOURCE)

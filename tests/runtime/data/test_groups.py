@@ -135,17 +135,15 @@ def test_a_group_that_cannot_be_is_refused(folder, text, told):
         read_schema(folder / "s.toml")
 
 
-@pytest.mark.parametrize(
-    "loaders", [["--executor", "concurrent", "--loaders", "1"]], ids=["loaders"]
-)
-def test_a_run_is_judged_within_groups_that_it_does_not_read(tmp_path, loaders, capsys):
+def test_a_run_is_judged_within_groups_that_it_does_not_read(tmp_path, capsys):
     schema = write_clicks(tmp_path)
     text = schema.read_text()
     assert 'group = "user"' not in text
     schema.write_text(f'group = "day"\n{text}')
     run = str(tmp_path / "run")
     words = ["train", "--data.name", str(schema), "--batch", "32", "--model.hidden", "8"]
-    words += ["--steps", "6", "--checkpoint-every", "end", "--out", run, *loaders]
+    words += ["--steps", "6", "--checkpoint-every", "end", "--out", run]
+    words += ["--executor", "concurrent", "--loaders", "1"]
     assert main(words) == 0
     assert main(["evaluate", run]) == 0
     assert "GAUC" in capsys.readouterr().out

@@ -92,9 +92,9 @@ def test_the_death_of_a_server_ends_a_wait_with_its_name_and_who_waited():
     assert re.search(r"the rows of step 1 from embedding server 0 since \d\d:\d\d:\d\d$", told)
 
 
-@pytest.mark.parametrize("mode", [Mode.LOOKAHEAD])
-def test_a_run_whose_server_dies_ends_in_a_sentence_and_leaves_no_process(mode):
-    chosen = config(mode=mode, ranks=2, servers=2, executor="concurrent", latency_s=0.02)
+def test_a_run_whose_server_dies_ends_in_a_sentence_and_leaves_no_process():
+    there = {"servers": 2, "executor": "concurrent", "latency_s": 0.02}
+    chosen = config(mode=Mode.LOOKAHEAD, ranks=2, **there)
     components = assemble_for(chosen, ArraySource(24 * 4000))
     pids = components.store._client.pids
     samples = []

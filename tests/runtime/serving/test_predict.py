@@ -229,11 +229,10 @@ OTHER_TYPES = {
 }
 
 
-@pytest.mark.parametrize("which", ["export"])
 @pytest.mark.parametrize("types", OTHER_TYPES.values(), ids=OTHER_TYPES)
-def test_a_value_in_another_type_is_scored_as_the_same_value(slots, types, which, tmp_path, capsys):
+def test_a_value_in_another_type_is_scored_as_the_same_value(slots, types, tmp_path, capsys):
     folder, table = slots
-    model, other = open_model(folder / which), table.astype(types)
+    model, other = open_model(folder / "export"), table.astype(types)
     expected = model.predict_frame(table)
     assert len(np.unique(expected)) > 100
     assert np.array_equal(model.predict_frame(other), expected)
@@ -241,7 +240,7 @@ def test_a_value_in_another_type_is_scored_as_the_same_value(slots, types, which
         file, scores = tmp_path / f"other{suffix}", tmp_path / f"scores{suffix}.parquet"
         other.to_parquet(file) if suffix == ".parquet" else other.to_csv(file, index=False)
         words = ["--data", str(file), "--out", str(scores)]
-        assert main(["predict", str(folder / which), *words]) == 0
+        assert main(["predict", str(folder / "export"), *words]) == 0
         assert np.array_equal(pd.read_parquet(scores).y.to_numpy(), expected[:, 0])
     assert "warning" not in capsys.readouterr().out
     for column in types:

@@ -89,9 +89,8 @@ def last_word(waiting: Channel) -> tuple[MessageKind, dict]:
             return message.kind, unpack_json(message.body)
 
 
-@pytest.mark.parametrize("role", ["lookups"])
-def test_who_comes_while_a_server_reads_is_told_so_and_let_in_when_it_is_done(empty, disk, role):
-    control, waiting = reading(empty), empty(role)
+def test_who_comes_while_a_server_reads_is_told_so_and_let_in_when_it_is_done(empty, disk):
+    control, waiting = reading(empty), empty("lookups")
     for _ in range(8):  # each after a beat: longer than any other limit here
         assert waiting.receive()[0].kind is MessageKind.RESTORING
     disk.set()
