@@ -214,9 +214,10 @@ def test_a_run_that_lost_its_url_ends_with_75_and_leaves_it_to_the_other(tmp_pat
     there: list[dict[str, bytes]] = []
 
     def take_over(samples: int) -> None:
-        if not there and complete_checkpoints(folder):
+        """Again where the run has just written its own over it, as the other would see."""
+        if complete_checkpoints(folder) and b"elsewhere" not in (place / CLAIM).read_bytes():
             put(Store(url), OTHERS)
-            there.append(_files(place))
+            there[:] = [_files(place)]
 
     with pytest.raises(Interrupted) as interrupted, claimed(folder, on_lost=ending.ask):
         run_into(folder, settings, take_over, ending=ending)
