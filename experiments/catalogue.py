@@ -89,6 +89,7 @@ STUDIES = _by_name(
     Study("sweep", "any study from its file: lines of options, each held against another", None),
     Study("tune", "the best rates of each mode, as files", None, file="tune.toml"),
     Study("models", "what late rows cost, by model and data set", None, file="models.toml"),
+    Study("daily", "tomorrow's data: each day judged before it trains, in each mode", None),
     Study(
         name="lateness",
         says="what late rows and dense weights cost: order of the data, start of Adagrad",

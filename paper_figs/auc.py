@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from paper_figs.style import (
     GAP_LABEL,
     in_order,
+    legend_below,
     look_of,
     no_small_text,
     of_tables,
@@ -223,3 +224,37 @@ def _gap_along_the_run(panels: Sequence[Axes], rows: pd.DataFrame, sets: list[st
     panels[0].set_ylabel(f"{FOLLOWED}'s {GAP_LABEL}")
     for axes in panels[1:]:
         axes.tick_params(labelleft=False)
+
+
+@of_tables
+def daily_figure(rows: pd.DataFrame) -> Figure:
+    """AUC of each day by the model of the days before it; right, what of it late rows cost."""
+    # A line for each mode and bound.
+    figure, axes = plt.subplots(1, 2, figsize=(7.0, 2.8))
+    names = [
+        m if m == "sync" else f"{m}, tau {t:g}" for m, t in zip(rows["mode"], rows.tau, strict=True)
+    ]
+    rows = rows.assign(label=names)
+    for label in in_order(rows.label):
+        of_mode, look = rows[rows.label == label], look_of(label)
+        style = {"marker": look.marker, "linestyle": look.line, "color": look.color}
+        axes[0].plot(of_mode.number, of_mode.auc, label=label, **style)
+        if of_mode.gap.notna().any():
+            axes[1].errorbar(
+                of_mode.number,
+                1e3 * of_mode.gap,
+                yerr=1e3 * of_mode.gap_half_width_95,
+                capsize=2.5,
+                label=label,
+                **style,
+            )
+
+    # Days by the names of their files.
+    axes[1].axhline(0, color="black", linewidth=0.8)
+    days = rows.drop_duplicates("number")
+    for one in axes:
+        one.set_xticks(days.number, days.judged_by.astype(str), rotation=60, ha="right")
+    axes[0].set(ylabel="AUC of the day", xlabel="judged by")
+    axes[1].set(ylabel=GAP_LABEL, xlabel="judged by")
+    legend_below(figure, axes[0])
+    return figure

@@ -404,6 +404,17 @@ def at_least(
     return _numbers_reach(array, threshold)
 
 
+def span_of(
+    array: ArrowArray, threshold: Threshold, missing: Collection[str]
+) -> tuple[Any, Any] | None:
+    """The least and the largest of the values that compare with the threshold; None where none
+    does."""
+    texts, which = written(array, missing)
+    every = (_comparable(texts[k], threshold) for k in np.unique(which[which < len(texts)]))
+    values = [value for value in every if value is not None]
+    return (min(values), max(values)) if values else None
+
+
 def order_of(array: ArrowArray, missing: Collection[str]) -> tuple[np.ndarray, set[type]]:
     """longdouble [B], by which the numbers or dates of a column are ordered, and which of the two
     they are; NaN where there is neither. Whole numbers of 64 bits are not rounded."""

@@ -75,7 +75,7 @@ def test_help_loads_nothing_heavy(words):
         (["runtime", "train", "--seed", "99999999999999999999"], "seed must fit into 64 bits"),
         (["experiments", "sweep", "dmeo.toml"], "did you mean demo.toml?"),
         (["experiments", "sweep"], "FILE is missing"),
-        (["experiments", "tune", "--data.name", "days.toml"], "did you mean --set data.name=...?"),
+        (["experiments", "daily", "--data.name", "days.toml"], "did you mean --set data.name=...?"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )  # fmt: skip
@@ -108,6 +108,7 @@ PLANNED_WITH = {
     "sweep": ["staleness.toml", "--set", f"data.name={CLICKS}"],
     "tune": ["--set", f"data.name={CLICKS}"],
     "models": ["--set", f"data.name={CLICKS}"],
+    "daily": ["--set", f"data.name={CLICKS}"],
     "lateness": ["--streams", "synthetic:zipf-1.1"],
 }
 """What names data that are there, or makes the plan small."""

@@ -28,6 +28,7 @@ REFUSED = {
     "models": ["seeds 0"],
     "treatments": ["seeds 0"],
     "lateness": ["streams", "streams abc", "seeds 1", "share 0"],
+    "daily": ["modes", "seeds 0", "tau -1", "set foo=1"],
     "sweep": [],
     "which-mode": ["hosts abc", "minutes 0", "jobs 0"],
     "which-mode-oracle": ["draws 0", "truth 1"],
