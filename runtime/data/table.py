@@ -7,11 +7,7 @@ which numbers count by their value.
 from __future__ import annotations
 
 import re
-import sys
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +17,7 @@ import numpy as np
 
 from persia_sim.base.schema import nearest
 from persia_sim.base.vocabulary import ENDLESS
+from runtime.data.delimited import delimited_batches
 from runtime.data.errors import (
     DataError,
     OpenQuotes,
@@ -46,8 +43,6 @@ ROWS_PER_BATCH = 65_536
 """Rows of one parquet record batch: some 10 MB of ids for 40 columns."""
 CSV_BLOCK_BYTES = 4 << 20
 """Bytes of one CSV block; no line may be longer."""
-LONGEST_BLOCK_S = 10.0
-"""How long a file's end waits for a block that is still read ahead."""
 _COLUMN = re.compile(r"CSV column #(\d+)")
 _WRONG_COLUMNS = re.compile(r"Row #(\d+): (Expected .*)")
 
@@ -165,7 +160,6 @@ class TableFile:
 
     def _stream_text(self, names: Sequence[str]) -> Iterator[Rows]:
         import pyarrow as pa
-        from pyarrow import csv as arrow_csv
 
         # Broken lines are skipped and counted where the run may skip them.
         all_names = self.column_names()
@@ -174,43 +168,27 @@ class TableFile:
         first = 1
 
         counts: list[int] = []
-        lent = _Lent()
 
         def on_broken(line: Any) -> str:
             self._broken.append(line.number - lines_before)
             counts.append(line.actual_columns)
             return "skip"
 
-        reader = None
+        batches = delimited_batches(
+            self.path,
+            all_names,
+            names,
+            delimiter=self.delimiter,
+            block_bytes=CSV_BLOCK_BYTES,
+            skip_lines=lines_before,
+            quotes=self.quotes,
+            line_breaks=self.line_breaks,
+            unpacked=self._closing_quotes(len(all_names)),
+            on_broken=on_broken if self.skip_bad_rows else None,
+        )
         try:
-            with _warned_once():
-                # Every value stays a text: the schema says what it means, not pyarrow's guess.
-                reader = arrow_csv.open_csv(
-                    self._bytes(len(all_names), lent),
-                    read_options=arrow_csv.ReadOptions(
-                        use_threads=False,
-                        block_size=CSV_BLOCK_BYTES,
-                        column_names=list(all_names),
-                        skip_rows=lines_before,
-                    ),
-                    parse_options=arrow_csv.ParseOptions(
-                        delimiter=self.delimiter,
-                        quote_char='"' if self.quotes else False,
-                        invalid_row_handler=lent.to(on_broken) if self.skip_bad_rows else None,
-                        newlines_in_values=self.line_breaks,
-                    ),
-                    convert_options=arrow_csv.ConvertOptions(
-                        column_types={name: pa.string() for name in names},
-                        include_columns=list(names),
-                        strings_can_be_null=False,
-                    ),
-                )
-
             # Row numbers as an editor counts them, for whoever is told of a bad one.
-            while True:
-                with _warned_once():
-                    if (batch := next(reader, None)) is None:
-                        break
+            for batch in batches:
                 if batch.num_rows:
                     numbers = self._numbers(first, batch.num_rows)
                     first = int(numbers[-1]) + 1
@@ -219,8 +197,7 @@ class TableFile:
         except (pa.ArrowException, OSError) as error:
             raise self._text_error(error, first, lines_before) from error
         finally:
-            reader = None
-            lent.wait()
+            batches.close()
         self._last = ENDLESS
         if first == 1 and counts:
             raise self._other_columns(len(all_names), counts)
@@ -236,17 +213,13 @@ class TableFile:
             f" {names} name every column?"
         )
 
-    def _bytes(self, columns: int, lent: _Lent) -> Any:
-        """The file, unpacked; without line breaks in values, each line by itself."""
-        import pyarrow as pa
-
-        stream, header = pa.input_stream(str(self.path)), self.header is None
+    def _closing_quotes(self, columns: int) -> Callable[[Any], bytes] | None:
+        """What makes each line one by itself, where values hold no line breaks."""
         if self.line_breaks or not self.quotes:
-            return stream
-        skipped = self.open_quotes if self.skip_bad_rows else None
+            return None
+        skipped, header = self.open_quotes if self.skip_bad_rows else None, self.header is None
         lines = OpenQuotes(self.path, self.delimiter, columns, header=header, skipped=skipped)
-        unpacked = lent.to(lambda block: lines(block, CSV_BLOCK_BYTES))
-        return pa.lib.TransformInputStream(stream, unpacked)
+        return lambda block: lines(block, CSV_BLOCK_BYTES)
 
     def _numbers(self, first: int, count: int) -> np.ndarray:
         """Numbers of the next ``count`` good lines, from line ``first`` on."""
@@ -282,46 +255,6 @@ class TableFile:
             "  every row must have the columns of the header; correct the row, fetch the file "
             "again if it ends there; train and evaluate can skip bad rows (--data.skip-bad-rows)"
         )
-
-
-class _Lent:
-    """Functions that pyarrow's own threads call while they read ahead, until all are given back.
-
-    A reader that ends or is left lets go of them in such a thread, a little later. The process
-    aborts ("terminate called without an active exception") where Python has ended by then.
-    """
-
-    def __init__(self) -> None:
-        self._back: list[threading.Event] = []
-
-    def to(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as pyarrow may hold it; nobody else may."""
-        lent, back = partial(function), threading.Event()
-        weakref.finalize(lent, back.set).atexit = False
-        self._back.append(back)
-        return lent
-
-    def wait(self) -> None:
-        """Wait for the last block that is read ahead, but not for a disk that stands still."""
-        for back in self._back:
-            back.wait(LONGEST_BLOCK_S)
-
-
-@contextmanager
-def _warned_once() -> Iterator[None]:
-    """Hide what pyarrow prints of a broken line that is no UTF-8: it fails to tell our handler, and
-    prints a traceback of that before it raises the error that we turn into words."""
-    usual = sys.unraisablehook
-
-    def without_pyarrows(unraisable: Any) -> None:
-        if not isinstance(unraisable.exc_value, UnicodeDecodeError):
-            usual(unraisable)
-
-    sys.unraisablehook = without_pyarrows
-    try:
-        yield
-    finally:
-        sys.unraisablehook = usual
 
 
 def _with_nulls(rows: Rows, names: Sequence[str]) -> Rows:

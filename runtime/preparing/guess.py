@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from persia_sim.base.files import toml_value
-from persia_sim.base.rules import printable
 from runtime.data.errors import DataError, header_names
 from runtime.data.formats import (
     FEATURES,
@@ -43,8 +42,9 @@ from runtime.preparing.guessed_column import (
     NUMBER,
     GuessedColumn,
     is_day,
-    known_too_late,
+    line_of,
     looked_at,
+    noted,
 )
 
 if TYPE_CHECKING:
@@ -60,18 +60,10 @@ _USER = re.compile(
     re.IGNORECASE,
 )
 _LIST = re.compile(r"^qid$|(query|search|srch|request|impression)_?id", re.IGNORECASE)
-_SEQUENCE = re.compile(r"hist|seq|last_|recent|previous", re.IGNORECASE)
 _OUTCOME = re.compile(
     r"label|click|view|like|follow|share|forward|comment|conver|purchas|buy|bought|order|install",
     re.IGNORECASE,
 )
-_WORDS_FOR_NONE = frozenset(
-    ["NULL", "Null", "null", "\\N", "NaN", "nan", "None", "none", "N/A", "n/a", "NA", "<NA>", "nil"]
-)
-"""What databases and libraries write where nothing is; among texts it may be a word like others."""
-_RARE_SEPARATORS = "^#~"
-"""Between the ids of a list, or part of a name."""
-_WEIGHTED = re.compile(r"[^:]+:\d+(\.\d*)?([,;| ][^:]+:\d+(\.\d*)?)*", re.ASCII)
 
 
 def guessed(path: Path, delimiter: str | None = None) -> str:
@@ -143,11 +135,6 @@ def _named(path: Path) -> str:
     return noted(f"file = {toml_value(path.name)}", f"beside this schema{here}")
 
 
-def noted(line: str, note: str) -> str:
-    """A line of TOML with a comment, in which a name that holds a line end begins no line."""
-    return f"{line}  # {printable(note)}".lstrip() if note else line
-
-
 def _lines(
     file: TableFile,
     table: pd.DataFrame,
@@ -211,7 +198,7 @@ def _lines(
     yield _split(times, file)
     yield "columns = ["
     for column in features:
-        yield f"    {_column(column, absent, file.delimiter == ';')}"
+        yield f"    {line_of(column, absent, file.delimiter == ';')}"
     yield "]"
 
 
@@ -465,53 +452,3 @@ def _keys(file: TableFile, column: GuessedColumn) -> tuple[np.ndarray, np.ndarra
         parsed = np.where(is_known, np.array([*numbers, None], object), 0).astype(dtype)
         pieces.append(parsed[which][is_known[which]])
     return np.unique(np.concatenate(pieces), return_counts=True)
-
-
-def _column(column: GuessedColumn, absent: Sequence[str], may_have_commas: bool) -> str:
-    """A line of the columns, with what is uncertain behind it; ``may_have_commas``: within a
-    number, as the file's own separator is another."""
-    decimal = may_have_commas and column.has_decimal_commas
-    # The kind that the values suggest, and what a person should decide better.
-    name = toml_value(column.name)
-    more = ""
-    notes = [f"{100 * column.absent:.3g} % absent"] if column.absent else []
-    if (separator := column.separator) is not None and not decimal:
-        in_order = _SEQUENCE.search(column.name)
-        more = ', kind = "sequence"' if in_order else ', kind = "multi"'
-        more += f", separator = {toml_value(separator)}" if separator != "," else ""
-        notes.append("the last 10 ids are kept" if in_order else "ids in order? then sequence")
-        if column.values.str.startswith("[").mean() > 0.5:
-            notes.append("brackets and quotes stay in the ids: write a|b in the file")
-    elif column.is_quantity:
-        fill = ", fill = 0.0" if column.absent else ""
-        more = f', kind = "numeric"{fill}'
-        if column.whole:
-            notes.append("or ids? then categorical")
-    elif column.numbers:
-        notes.append("or a number? then numeric")
-
-    # A name alone is a column of ids.
-    notes += _others(column)
-    if decimal:
-        notes.append("numbers? their decimal comma is not read: write 12.5, then numeric")
-    if late := known_too_late(column.name):
-        notes.append(late)
-    for word in column.values[column.values.isin(_WORDS_FOR_NONE)]:
-        if word not in absent:
-            meant = ", ".join(map(toml_value, (*absent, word)))
-            notes.append(f"{word} is an id here; does it mean none? then missing = [{meant}]")
-    return noted(f"{{ name = {name}{more} }}," if more else f"{name},", "; ".join(notes))
-
-
-def _others(column: GuessedColumn) -> list[str]:
-    """What the values may be that no guess goes by: a person knows."""
-    if column.numbers:
-        return ["a time? then split by it"] if column.sounds_like_time else []
-    if column.is_single or not len(column.values):
-        return []
-    if column.values.str.fullmatch(_WEIGHTED).mean() > 0.5:
-        return ["id:weight? the weights become part of the ids"]
-    mark = column.mark or column.mark_among(_RARE_SEPARATORS)
-    if column.separator is None and mark is not None:
-        return [f'a list? then kind = "multi", separator = {toml_value(mark)}']
-    return []
