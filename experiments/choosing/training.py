@@ -40,6 +40,8 @@ ENDS_S = 5.0
 """Kept for the table and its figure (source: 10 s at a load of 9 on two cores, 2026-11-30)."""
 UNTRAINED = 0.9
 """Share of a field's ids in the test part from which on its rows judge nothing."""
+TESTED = 1 << 17
+"""Samples of the test part whose ids are held for that."""
 LEAST_S = 5.0
 """Seconds of training that a budget is taken to hold at least."""
 
@@ -116,16 +118,31 @@ def log_of(options: Any) -> Log:
 
 
 def _unseen(source: Source) -> dict[str, float]:
-    """By field, the share of its ids in the test part that no training sample has."""
-    names = [each.name for each in source.layout.fields]
-    trained = np.unique(np.concatenate([np.unique(part.ids) for part in source.chunks("train")]))
-    ids, new = np.zeros(len(names)), np.zeros(len(names))
+    """By field, the share of its ids in the first samples of the test part that no training sample
+    has. Those ids are held alone, however long the log is."""
+    from runtime.describe_command import ids_by_field  # late: torch
+
+    # The ids of as many test samples as are held.
+    asked: dict[str, list[np.ndarray]] = {each.name: [] for each in source.layout.fields}
+    samples = 0
     for part in source.chunks("test"):
-        of_bag = np.tile(np.arange(len(names)), part.size)
-        field_of = of_bag if part.offsets is None else np.repeat(of_bag, np.diff(part.offsets))
-        ids += np.bincount(field_of, minlength=len(names))
-        new += np.bincount(field_of[~np.isin(part.ids, trained)], minlength=len(names))
-    return dict(zip(names, new / np.maximum(ids, 1), strict=True))
+        for name, (ids, _) in ids_by_field(part, source.layout).items():
+            asked[name].append(ids)
+        samples += part.size
+        if samples >= TESTED:
+            break
+    of_test = {name: np.concatenate([np.empty(0, np.uint64), *ids]) for name, ids in asked.items()}
+    known = np.unique(np.concatenate([np.empty(0, np.uint64), *of_test.values()]))
+    if not known.size:
+        return dict.fromkeys(asked, 0.0)
+
+    # Which of them any training sample has.
+    is_trained = np.zeros(len(known), bool)
+    for part in source.chunks("train"):
+        place = np.searchsorted(known, part.ids).clip(max=len(known) - 1)
+        is_trained[place[known[place] == part.ids]] = True
+    new = {name: ~is_trained[np.searchsorted(known, ids)] for name, ids in of_test.items()}
+    return {name: float(each.mean()) if each.size else 0.0 for name, each in new.items()}
 
 
 def without_time_order(log: Log) -> str:
